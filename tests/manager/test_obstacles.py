@@ -1,22 +1,19 @@
 """What decides, what refuses and what explains say the same: where they once contradicted each other."""
 
-from dataclasses import replace
-
 import pytest
 
-from kybernate.messages import ActivateSeat, MigrateSeat, ParkSeat, PinSeat
+from kybernate.messages import ActivateSeat, ParkSeat, PinSeat
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import (
-    BusChanged,
     FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
     StartTicket,
 )
 from tests.manager.test_host_memory import SIZE, HostWorld
-from tests.manager.world import World, make_group, nested, pooled
+from tests.manager.world import World, make_group, nested
 
 STRANGER = ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),))
 
@@ -35,24 +32,11 @@ def test_1_a_drain_for_a_seat_beside_a_foreign_process_is_called_off(world: Worl
     assert world.state(b) is S.ACTIVE
 
 
-def test_1_a_job_that_was_not_sent_yet_brings_nothing_beside_a_foreign_process(world: World) -> None:
-    _, b = world.draining()
-    world.announce(b)
-    world.ack(b)
-    world.node.foreign = STRANGER.processes  # in the moment before the engine's answer
-
-    world.idle(b)
-
-    assert world.job().activate is None
-
-
-def test_2_a_second_call_gets_no_ticket_beside_a_foreign_process(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
-    world.call(seat)
-    assert world.state(seat) is S.STARTING
+def test_2_a_second_call_gets_no_ticket_beside_a_foreign_process(world: World, a: str) -> None:
+    world.at_gate(a, "a")
+    assert world.state(a) is S.STARTING
     world.receive(STRANGER)
-    world.call(seat)
+    world.call(a)
 
     world.look(2)
 
@@ -104,25 +88,21 @@ def test_5_a_seat_that_failed_alone_does_not_wait_for_others(world: World) -> No
     assert world.node.switches["G0"].incoming == a, "it is tried before its back-off ends"
 
 
-def test_6_a_rehearsal_is_no_start_that_is_not_healthy_yet(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a", backend="vllm")
-    world.call(seat)
-    world.start(seat)
-    assert world.stage(seat).stage == "starting"
+def test_6_a_rehearsal_is_no_start_that_is_not_healthy_yet(world: World, a: str) -> None:
+    world.loads(a, "a", backend="vllm")
+    assert world.stage(a).stage == "starting"
 
-    world.healthy(seat)
+    world.healthy(a)
 
-    assert world.state(seat) is S.STARTING
-    assert world.stage(seat).stage == "rehearsing"
+    assert world.state(a) is S.STARTING
+    assert world.stage(a).stage == "rehearsing"
 
 
 def test_7_the_wait_for_host_memory_is_not_blamed_on_the_checkpointer() -> None:
     world = HostWorld(groups=(make_group("G0", [0], 4),))
     _, b, c = world.fill("a", "b", "c", vram=SIZE)
     world.expect(c, 9)
-    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
-    world.call(d)
+    world.at_gate(d := world.seat(0, 3), "d", vram=SIZE)
     world.quiet(c)
     assert world.node.switches["G0"].job.sent is None
 
@@ -142,32 +122,6 @@ def test_8_an_operator_who_parks_a_seat_ends_the_pause_of_its_group_for_all(worl
 
     assert world.state(b) is S.DRAINING
     assert not world.node.groups["G0"].backoff.active(world.now), "a switch begins in no pause"
-
-
-def test_9_a_group_in_which_nothing_begins_without_the_bus_says_so(world: World) -> None:
-    (a,) = world.fill("a")
-    world.command(ParkSeat, a)
-    world.finish()
-    world.receive(BusChanged(False))
-    world.traffic(a, waiting=1)
-
-    assert world.state(a) is S.PARKED
-    assert "bus" in world.why()["G0"]["why"]
-
-
-def test_9_a_group_that_pauses_says_so(world: World) -> None:
-    world.drained_switch()
-    world.progress(world.job(), "active", "pending")
-    world.tick(0.01)
-
-    assert "pauses" in world.why()["G0"]["why"]
-
-
-def test_10_a_broken_invariant_is_in_the_roster(world: World) -> None:
-    a, _ = world.fill("a", "b")
-    world.node.broken = {"GPU-0": "two groups"}
-
-    assert "two groups" in world.why()[a]["blocked"]
 
 
 def test_11_a_holder_that_is_alone_and_could_not_be_parked_is_taken_again_and_no_wait(world: World) -> None:
@@ -190,13 +144,10 @@ def test_11_a_holder_in_the_way_of_a_claim_that_could_not_be_parked_ends_the_cla
     world.configure(policy=Quantum(5.0, 1.0))
     (pair,) = world.fill("p", group=2)
     (single,) = world.fill("s", group=0)
-    world.tick(60)
-    world.beat()
-    world.traffic(pair, waiting=1)
-    world.quiet(single)
+    world.later(60)
+    world.switch(single, pair)
     world.progress(world.job(), "active", "pending")
-    world.tick(world.node.groups["G0"].backoff.until - world.wall + 0.01)
-    world.beat()
+    world.later(world.node.groups["G0"].backoff.until - world.wall + 0.01)
 
     assert world.managed(single).backoff.park.active(world.now)
     assert "G01" not in world.node.claims
@@ -204,22 +155,10 @@ def test_11_a_holder_in_the_way_of_a_claim_that_could_not_be_parked_ends_the_cla
     assert world.why()["G01"]["why"] == world.stage(pair).text or "backoff" in world.why()["G01"]["why"]
 
 
-def test_12_a_container_past_the_gate_beside_a_broken_invariant_alone_is_not_quarantined(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
+def test_12_a_container_past_the_gate_beside_a_broken_invariant_alone_is_not_quarantined(world: World, a: str) -> None:
+    world.pod(a, "a")
     world.node.broken = {"GPU-0": "two groups"}
 
-    world.pods[seat] = replace(world.pods[seat], container_id="process://past", running=True)
-    world.look()
+    world.shows(a, container_id="process://past", running=True)
 
-    assert world.state(seat) is S.STARTING
-
-
-def test_a_move_is_refused_by_the_reason_that_its_seat_would_wait_for() -> None:
-    world = pooled(seats=1)
-    (a,), (b,) = world.fill("a"), world.fill("b", group=1)
-    world.command(PinSeat, b)
-
-    refused = world.order(MigrateSeat, seat=a, to="G1")
-
-    assert (refused.code, "kyb unpin it" in refused.reason) == ("pinned", True)
+    assert world.state(a) is S.STARTING

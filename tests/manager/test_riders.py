@@ -144,8 +144,7 @@ def test_a_rider_delays_jobs_and_says_why() -> None:
     world.node.riders = by_hook((*RIDERS, Lanes(1)))
     world.tick(30)
     world.traffic(a, waiting=1)
-    world.traffic(c, waiting=1)
-    world.quiet(b)
+    world.switch(b, c)
     world.quiet(d)
 
     first, second = world.node.switches["G0"], world.node.switches["G1"]
@@ -173,8 +172,7 @@ def test_a_rider_remembers_shows_and_measures_without_a_line_elsewhere(hours: Ho
 
     world.traffic(a)
     world.traffic(b, waiting=1, oldest=5.0)
-    world.tick(30)
-    world.beat()
+    world.later(30)
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
     assert world.stage(b).text == "b has used up its hours"
     seen = record(world.node, world.managed(b), world.now)

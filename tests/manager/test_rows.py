@@ -1,9 +1,10 @@
 """Each row of the list: a case in which it arises, and what removes it."""
 
 import ast
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -31,278 +32,262 @@ from services.gpu_manager.core.state import Lane
 from tests.manager.texts import of_effects, of_node, with_ids
 from tests.manager.world import World, booted, make_group, nested, pooled
 
-Act = Callable[[], object]
 
+class Case(NamedTuple):
+    """The row holds for this seat on this group."""
 
-@dataclass
-class Case:
-    """After it was made, the row holds for the seat on the group; after ``ends`` it does not."""
-
+    world: World
     seat: str
-    ends: Act
     group: int = 0
 
 
-def _drained() -> tuple[World, Case]:
-    world = booted()
+Cases = Iterator[Case]
+CASES: dict[int, Callable[[], Cases]] = {}
+"""By number of the row: a story that yields when the row holds, and then ends it."""
+
+
+def case(nr: int, made: Callable[[], World] = booted) -> Callable[[Callable[[World], Cases]], None]:
+    def add(story: Callable[[World], Cases]) -> None:
+        CASES[nr] = lambda: story(made())
+
+    return add
+
+
+@case(100)
+def drained(world: World) -> Cases:
     (a,) = world.fill("a")
     world.order(DrainNode, group="G0")
     world.finish()
-    return world, Case(a, lambda: world.order(ResumeNode, group="G0"))
+    yield Case(world, a)
+    world.order(ResumeNode, group="G0")
 
 
-def _foreign() -> tuple[World, Case]:
-    world = booted()
+@case(110)
+def foreign(world: World) -> Cases:
     a, _ = world.fill("a", "b")
     world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 1, "x"),)))
-    return world, Case(a, lambda: world.receive(ForeignProcessesSeen(())))
+    yield Case(world, a)
+    world.receive(ForeignProcessesSeen(()))
 
 
-def _broken() -> tuple[World, Case]:
-    world = booted()
+@case(120)
+def broken(world: World) -> Cases:
     a, _ = world.fill("a", "b")
     world.node.broken = {"GPU-0": "two groups"}
-    return world, Case(a, world.tick)
+    yield Case(world, a)
+    world.tick()
 
 
-def _refused() -> tuple[World, Case]:
-    world = booted()
+@case(130)
+def refused(world: World) -> Cases:
     a = world.seat(0, 0)
     world.pod(a, "a")
     whole = world.pods[a]
     world.pods[a] = replace(whole, resources=("kyb.ai/a", "kyb.ai/b"))
     world.look()
-
-    def mended() -> None:
-        world.pods[a] = whole
-        world.look()
-
-    return world, Case(a, mended)
+    yield Case(world, a)
+    world.pods[a] = whole
+    world.look()
 
 
-def _quarantined() -> tuple[World, Case]:
-    world = booted()
+@case(140)
+def quarantined(world: World) -> Cases:
     a, b = world.drained_switch()
     world.progress(world.job(), "quarantined", "pending")
-    return world, Case(a, lambda: world.look_at(b, "active"))
+    yield Case(world, a)
+    world.look_at(b, "active")
 
 
-def _immovable() -> tuple[World, Case]:
-    world = pooled()
+@case(150, pooled)
+def immovable(world: World) -> Cases:
     (a,) = world.fill("a")
     world.annotate(a, rebalance="false")
-    return world, Case(a, lambda: world.annotate(a, rebalance="true"), group=1)
+    yield Case(world, a, group=1)
+    world.annotate(a, rebalance="true")
 
 
-def _pinned() -> tuple[World, Case]:
-    world = booted()
+@case(170)
+def pinned(world: World) -> Cases:
     a, b = world.fill("a", "b")
     world.command(PinSeat, b)
-    return world, Case(a, lambda: world.command(UnpinSeat, b))
+    yield Case(world, a)
+    world.command(UnpinSeat, b)
 
 
-def _unlocated() -> tuple[World, Case]:
-    world = pooled()
+@case(220, pooled)
+def unlocated(world: World) -> Cases:
     a, b = world.fill("a", "b")
     world.managed(b).learn(unlocated=True)
-    return world, Case(a, lambda: world.managed(b).learn(unlocated=False))
+    yield Case(world, a)
+    world.managed(b).learn(unlocated=False)
 
 
-def _failed() -> tuple[World, Case]:
-    world = booted()
+@case(225)
+def failed(world: World) -> Cases:
     a = world.seat(0, 0)
     world.serve(a, "a")
     for _ in range(2):
         world.managed(a).failed("exited with code 1", world.now)
     world.exit(a)
-    return world, Case(a, lambda: world.command(ActivateSeat, a))
+    yield Case(world, a)
+    world.command(ActivateSeat, a)
 
 
-def _container() -> tuple[World, Case]:
-    world = booted()
+@case(230)
+def container(world: World) -> Cases:
     _, b = world.fill("a", "b")
     world.exit(b)
     assert world.state(b) is S.BACKOFF
-    return world, Case(b, lambda: world.call(b))
+    yield Case(world, b)
+    world.call(b)
 
 
-def _start_gate() -> tuple[World, Case]:
-    world = booted()
+@case(240)
+def start_gate(world: World) -> Cases:
     a = world.seat(0, 0)
     world.pod(a, "a")
-    return world, Case(a, lambda: world.call(a))
+    yield Case(world, a)
+    world.call(a)
 
 
-def _idle() -> tuple[World, Case]:
-    world = booted()
+@case(250)
+def idle(world: World) -> Cases:
     a, _ = world.fill("a", "b")
-    return world, Case(a, lambda: world.traffic(a, waiting=1))
+    yield Case(world, a)
+    world.traffic(a, waiting=1)
 
 
-def _routers() -> tuple[World, Case]:
-    world = booted()
+@case(260)
+def routers(world: World) -> Cases:
     a, _ = world.fill("a", "b")
     world.receive(BusChanged(False))
-
-    def back() -> None:
-        world.receive(BusChanged(True))
-        world.beat()
-        world.tick(5)
-
-    return world, Case(a, back)
+    yield Case(world, a)
+    world.receive(BusChanged(True))
+    world.beat()
+    world.tick(5)
 
 
-def _pause() -> tuple[World, Case]:
-    world = booted()
+@case(270)
+def pause(world: World) -> Cases:
     a, _ = world.drained_switch()
     world.progress(world.job(), "active", "pending")
-    return world, Case(a, lambda: world.tick(1))
+    yield Case(world, a)
+    world.tick(1)
 
 
-def _barrier() -> tuple[World, Case]:
-    world = nested(policy=Quantum(5.0, 1.0))
+@case(280, lambda: nested(policy=Quantum(5.0, 1.0)))
+def barrier(world: World) -> Cases:
     (pair,) = world.fill("p", group=2)
     (a,), (b,) = world.fill("a", group=0), world.fill("b", group=1)
     for seat in (a, b):
         world.traffic(seat, in_flight=1)
-    world.tick(60)
-    world.beat()
-    world.traffic(pair, waiting=1, oldest=500.0)
-    world.quiet(a)
+    world.later(60)
+    world.switch(a, pair, oldest=500.0)
     world.progress(world.job())
-    return world, Case(a, lambda: world.traffic(pair))
+    yield Case(world, a)
+    world.traffic(pair)
 
 
-def _switch() -> tuple[World, Case]:
-    world = booted()
+@case(290)
+def switch(world: World) -> Cases:
     a, _ = world.drained_switch()
-    return world, Case(a, world.finish)
+    yield Case(world, a)
+    world.finish()
 
 
-def _lanes() -> tuple[World, Case]:
-    world = booted(*(make_group(f"G{n}", [n], 2) for n in range(2)))
+@case(295, lambda: booted(*(make_group(f"G{n}", [n], 2) for n in range(2))))
+def lanes(world: World) -> Cases:
     (a, _), (c, _) = (world.fill(f"a{n}", f"b{n}", group=n) for n in range(2))
     world.tick(30)
     world.configure(lanes=(Lane(frozenset({"GPU-0", "GPU-1"}), 1),))
     world.traffic(a, waiting=1)
-    return world, Case(c, world.finish, group=1)
+    yield Case(world, c, group=1)
+    world.finish()
 
 
-def _rests() -> tuple[World, Case]:
-    world = booted()
+@case(300)
+def rests(world: World) -> Cases:
     a, b = world.drained_switch()
     world.progress(world.job(), activate="parked")
     world.traffic(b, waiting=1)
-    return world, Case(a, lambda: setattr(world.managed(a).backoff.activation, "until", WallTime(0.0)))
+    yield Case(world, a)
+    world.managed(a).backoff.activation.until = WallTime(0.0)
 
 
-def _stays() -> tuple[World, Case]:
-    world = pooled()
+@case(310, pooled)
+def stays(world: World) -> Cases:
     (a,) = world.fill("a")
     world.managed(a).backoff.move.until = WallTime(world.wall + 10)
-    return world, Case(a, lambda: world.tick(11), group=1)
+    yield Case(world, a, group=1)
+    world.tick(11)
 
 
-def _moving() -> tuple[World, Case]:
-    world = pooled()
+@case(320, pooled)
+def moving(world: World) -> Cases:
     a, _ = world.fill("a", "b")
     world.fill("c", group=1)
     world.order(MigrateSeat, seat=a, to="G1")
-    return world, Case(a, world.finish)
+    yield Case(world, a)
+    world.finish()
 
 
-def _unproven() -> tuple[World, Case]:
-    world = booted()
+@case(330)
+def unproven(world: World) -> Cases:
     a, b = world.fill("a", "b")
     world.vanish(b)
-    return world, Case(a, lambda: world.end_processes(b))
+    yield Case(world, a)
+    world.end_processes(b)
 
 
-def _starting() -> tuple[World, Case]:
-    world = booted()
+@case(340)
+def starting(world: World) -> Cases:
     (a,) = world.fill("a")
     b = world.seat(0, 1)
     world.tick(10)
-    world.pod(b, "b")
-    world.call(b)
+    world.at_gate(b, "b")
     world.finish()
     world.start(b)
-    return world, Case(a, lambda: world.healthy(b))
+    yield Case(world, a)
+    world.healthy(b)
 
 
-def _unparked() -> tuple[World, Case]:
-    world = nested(policy=Quantum(5.0, 1.0))
+@case(350, lambda: nested(policy=Quantum(5.0, 1.0)))
+def unparked(world: World) -> Cases:
     (pair,) = world.fill("p", group=2)
     (a,) = world.fill("a", group=0)
     world.managed(a).backoff.park.until = WallTime(world.wall + 10)
-    return world, Case(pair, lambda: world.tick(11), group=2)
+    yield Case(world, pair, group=2)
+    world.tick(11)
 
 
-def _no_call() -> tuple[World, Case]:
-    world = booted()
+@case(355)
+def no_call(world: World) -> Cases:
     _, b = world.fill("a", "b")
     world.command(PinSeat, b)
     c = world.seat(0, 2)
-    world.pod(c, "c")
-    world.call(c)
+    world.at_gate(c, "c")
     world.wall += 30
-    return world, Case(c, lambda: world.call(c))
+    yield Case(world, c)
+    world.call(c)
 
 
-def _policy() -> tuple[World, Case]:
-    world = booted(policy=Quantum(30.0, 5.0))
+@case(360, lambda: booted(policy=Quantum(30.0, 5.0)))
+def policy(world: World) -> Cases:
     a, b = world.fill("a", "b")
     world.traffic(b, in_flight=1)
     world.tick(10)
     world.traffic(a, waiting=1)
-
-    def turn() -> None:
-        world.tick(25)
-        world.beat()
-        world.tick(1)
-
-    return world, Case(a, turn)
+    yield Case(world, a)
+    world.later(25)
+    world.tick(1)
 
 
-def _room() -> tuple[World, Case]:
-    world = booted()
+@case(370)
+def room(world: World) -> Cases:
     a, b = world.fill("a", "b")
-
-    def parked() -> None:
-        world.command(ParkSeat, b)
-        world.finish()
-
-    return world, Case(a, parked)
-
-
-CASES: dict[int, Callable[[], tuple[World, Case]]] = {
-    100: _drained,
-    110: _foreign,
-    120: _broken,
-    130: _refused,
-    140: _quarantined,
-    150: _immovable,
-    170: _pinned,
-    220: _unlocated,
-    225: _failed,
-    230: _container,
-    240: _start_gate,
-    250: _idle,
-    260: _routers,
-    270: _pause,
-    280: _barrier,
-    290: _switch,
-    295: _lanes,
-    300: _rests,
-    310: _stays,
-    320: _moving,
-    330: _unproven,
-    340: _starting,
-    350: _unparked,
-    355: _no_call,
-    360: _policy,
-    370: _room,
-}
+    yield Case(world, a)
+    world.command(ParkSeat, b)
+    world.finish()
 
 
 def test_each_row_has_one_number_and_a_case() -> None:
@@ -313,15 +298,16 @@ def test_each_row_has_one_number_and_a_case() -> None:
 
 @pytest.mark.parametrize("nr", CASES)
 def test_a_row_arises_and_is_removed(nr: int) -> None:
-    world, case = CASES[nr]()
+    story = CASES[nr]()
+    world, seat, group = next(story)
 
     def holds() -> bool:
-        found = obstacles.obstacles(world.node, world.managed(case.seat), world.groups[case.group], world.now)
+        found = obstacles.obstacles(world.node, world.managed(seat), world.groups[group], world.now)
         return nr in {one.row.nr for one in found}
 
     assert holds()
     assert with_ids(of_node(world)) == []
-    case.ends()
+    next(story, None)
     assert not holds()
     assert with_ids(of_node(world)) == []
 

@@ -5,14 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import ActivateSeat, DrainNode, JobReply, PinSeat
+from kybernate.messages import ActivateSeat, DrainNode, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import (
-    BusChanged,
-    ForeignProcess,
-    ForeignProcessesSeen,
-    JobAnswered,
     WallTime,
 )
 from services.gpu_manager.http import why_answer
@@ -23,11 +19,11 @@ from tests.manager.world import World, booted, make_group
 
 
 @pytest.fixture
-def full(world: World) -> tuple[World, str, str]:
-    """a waits with a request; b is active and has one in flight."""
-    a, b = world.fill("a", "b")
+def full(world: World) -> World:
+    """a is parked; b is active and has a request in flight."""
+    _, b = world.fill("a", "b")
     world.traffic(b, in_flight=1)
-    return world, a, b
+    return world
 
 
 def waits(world: World, seat: str, stage: str) -> tuple[str, dict[str, object]]:
@@ -37,11 +33,56 @@ def waits(world: World, seat: str, stage: str) -> tuple[str, dict[str, object]]:
     return found["text"], found["data"]
 
 
+STAGES: dict[int, tuple[str, str, dict[str, object]]] = {
+    110: (
+        "foreign-process",
+        "group G0 is quarantined: x (pid 1) on GPU 0 belongs to no seat",
+        {"processes": [{"gpu": "GPU-0", "pid": 1, "name": "x"}]},
+    ),
+    140: ("quarantined", "b holds group G0 and is quarantined: made quarantined", {"seat": "b"}),
+    170: ("pinned-neighbour", "group G0 is kept by pinned b; kyb unpin it", {"seats": ["b"]}),
+    230: ("container", "its container starts again", {}),
+    240: ("start-gate", "its container has not come to the start gate", {"called": False}),
+    250: ("idle", "", {}),
+    260: ("routers", "nothing is evicted: the bus is away", {"bus": False}),
+    280: ("barrier", "the GPUs of group G0 are being cleared for p of group G01", {"group": "G01", "seat": "p"}),
+    330: (
+        "vram-evidence",
+        "b: its pod is deleted; group G0 is held until the checkpointer finds none of its processes",
+        {"seat": "b", "processes_gone": False},
+    ),
+    360: ("minimum-active-time", "b keeps the group for 20.0 s more", {"seats": ["b"], "seconds": pytest.approx(20)}),
+}
+"""By row: stage, text and data, with the names of seats for their ids."""
+
+
+@pytest.mark.parametrize("nr", STAGES)
+def test_a_row_that_is_first_is_the_stage_with_its_text_and_data(nr: int) -> None:
+    world, seat, _ = next(CASES[nr]())
+    if nr > 250:  # nothing later counts before a request waits
+        world.traffic(seat, waiting=1)
+    stage, expected, data = STAGES[nr]
+    text, found = waits(world, seat, stage)
+    assert expected in text
+    names = json.dumps(found)
+    for one in world.node.seats.values():
+        names = names.replace(one.id, one.name)
+    assert json.loads(names) == data
+
+
+def test_a_pair_waits_for_the_single_that_drains_for_it() -> None:
+    world, _, _ = next(CASES[280]())
+    assert waits(world, world.seat(2, 0), "drain")[1]["victim"] == world.seat(1, 0)
+
+
+def test_what_serves_waits_for_nothing(full: World, b: str) -> None:
+    assert waits(full, b, "active") == ("", {})
+
+
 def test_a_drain_names_the_router_that_it_waits_for_and_then_the_engine(world: World) -> None:
     a, b = world.fill("a", "b")
     world.router("router-1")
-    world.tick(10)
-    world.beat()
+    world.later(10)
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
 
@@ -51,8 +92,7 @@ def test_a_drain_names_the_router_that_it_waits_for_and_then_the_engine(world: W
     assert data["seconds"] == 60
 
     world.beat()
-    world.announce(b)
-    world.ack(b, in_flight=2)
+    world.answered(b, 2)
     text, data = waits(world, a, "drain")
     assert "b drains: router router-0 has 2 in flight; router router-1 has not answered" in text
     assert text.endswith(", for 70 s (cut at 2 min 10 s)")
@@ -75,76 +115,41 @@ def test_a_park_waits_for_the_evidence_that_its_vram_is_free(world: World) -> No
     world.tick(7)
     later = waits(world, a, "vram-evidence")[1]
     assert (later["journaled"], later["drained_seconds"]) == (False, pytest.approx(float(str(since)) + 7))
-    world.receive(JobAnswered(world.job(), JobReply(accepted=True)))
+    world.journaled()
     assert waits(world, b, "vram-evidence")[1]["journaled"] is True
 
 
-def test_a_deleted_neighbour_holds_its_group_until_its_processes_are_found_gone(full: tuple[World, str, str]) -> None:
-    world, a, b = full
-    world.traffic(a, waiting=1)
-    world.vanish(b)
-    text, data = waits(world, a, "vram-evidence")
-    assert "b: its pod is deleted; group G0 is held until the checkpointer finds none of its processes" in text
-    assert data == {"seat": b, "processes_gone": False}
-
-
-def test_a_seat_waits_while_its_gpus_are_cleared_for_a_larger_group() -> None:
-    world, case = CASES[280]()
-    a, b, pair = case.seat, world.seat(1, 0), world.seat(2, 0)
-    world.traffic(a, waiting=1)
-
-    text, data = waits(world, a, "barrier")
-    assert "the GPUs of group G0 are being cleared for p of group G01" in text
-    assert data == {"group": "G01", "seat": pair}
-    assert waits(world, pair, "drain")[1]["victim"] == b
-
-
-def test_a_pinned_neighbour_is_named(full: tuple[World, str, str]) -> None:
-    world, a, b = full
-    world.command(PinSeat, b)
-    world.tick(30)
-    world.beat()
-    world.traffic(a, waiting=1)
-    text, data = waits(world, a, "pinned-neighbour")
-    assert "group G0 is kept by pinned b; kyb unpin it" in text
-    assert data == {"seats": [b]}
-
-
-def test_the_start_gate_names_the_holder_and_that_it_is_pinned(full: tuple[World, str, str]) -> None:
-    world, _, b = full
-    world.command(PinSeat, b)
-    new = world.seat(0, 2)
-    world.pod(new, "new")
-    world.call(new)
-    text = gate_texts(world.node, world.now)[new]
+def test_the_start_gate_names_the_holder_and_that_it_is_pinned(full: World, b: str) -> None:
+    full.command(PinSeat, b)
+    new = full.seat(0, 2)
+    full.at_gate(new, "new")
+    text = gate_texts(full.node, full.now)[new]
     assert "group G0 is held by b (active, pinned)" in text
     assert ", pinned); place 1 of 1 at the start gate" in text
 
 
-def test_the_start_gate_names_no_model_or_pod_of_another_namespace(full: tuple[World, str, str]) -> None:
-    world, _, b = full
-    world.command(PinSeat, b)
-    new = world.seat(0, 2)
-    world.pod(new, "new")
-    world.pods[new] = replace(world.pods[new], namespace="other")
-    world.look()
-    world.call(new)
-    text = gate_texts(world.node, world.now)[new]
+def test_the_start_gate_names_no_model_or_pod_of_another_namespace(full: World, b: str) -> None:
+    full.command(PinSeat, b)
+    new = full.seat(0, 2)
+    full.pod(new, "new")
+    full.shows(new, namespace="other")
+    full.call(new)
+    text = gate_texts(full.node, full.now)[new]
     they = "a seat of another namespace"
     assert f"kept by pinned {they}; kyb unpin it; group G0 is held by {they} (active, pinned)" in text
 
 
 def test_the_start_gate_names_a_model_to_its_owner_although_another_namespace_has_one_of_that_name(
-    full: tuple[World, str, str],
+    full: World,
+    b: str,
 ) -> None:
-    world, _, b = full
-    new = world.seat(0, 2)
-    world.pods[new] = replace(world.pods[b], seat=new, namespace="other", uid="u", container_id=None, running=False)
-    world.look()
-    world.call(new)
-    world.managed(new).backoff.activation.reason = "did not start once"
-    world.managed(new).backoff.activation.until = WallTime(world.wall + 100)
-    text = gate_texts(world.node, world.now)[new]
+    new = full.seat(0, 2)
+    full.pods[new] = replace(full.pods[b], seat=new, namespace="other", uid="u", container_id=None, running=False)
+    full.look()
+    full.call(new)
+    full.managed(new).backoff.activation.reason = "did not start once"
+    full.managed(new).backoff.activation.until = WallTime(full.wall + 100)
+    text = gate_texts(full.node, full.now)[new]
     assert text.startswith("b waits: b did not start once"), text
 
 
@@ -162,19 +167,11 @@ def test_the_start_gate_hides_the_policys_names_from_another_namespace_and_shows
     assert text.startswith("new waits: ")
     assert "secret-b" in text
     assert not any(seat in text for seat in world.node.seats)
-    world.pods[new] = replace(world.pods[new], namespace="other")
-    world.look()
+    world.shows(new, namespace="other")
     group.picked, group.why = a, "secret-a > secret-b"
     text = gate_texts(world.node, world.now)[new]
     assert "secret" not in text
     assert "a seat of another namespace" in text
-
-
-def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:
-    world, case = CASES[360]()
-    text, data = waits(world, case.seat, "minimum-active-time")
-    assert "b keeps the group for 20.0 s more" in text
-    assert data == {"seats": [world.seat(0, 1)], "seconds": pytest.approx(20.0)}
 
 
 def test_a_back_off_says_until_when(world: World) -> None:
@@ -209,14 +206,6 @@ def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off
     assert (data["of"], data["name"]) == ("park", b)
 
 
-def test_a_foreign_process_is_named(full: tuple[World, str, str]) -> None:
-    world, a, _ = full
-    world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),)))
-    text, data = waits(world, a, "foreign-process")
-    assert "group G0 is quarantined: python3 (pid 4711) on GPU 0 belongs to no seat" in text
-    assert data == {"processes": [{"gpu": "GPU-0", "pid": 4711, "name": "python3"}]}
-
-
 @pytest.mark.parametrize(("group", "scope"), [("G0", "G0"), ("", "n1")])
 def test_a_drained_group_or_node_says_who_drained_it_and_how_it_ends(world: World, group: str, scope: str) -> None:
     (a,) = world.fill("a")
@@ -227,19 +216,10 @@ def test_a_drained_group_or_node_says_who_drained_it_and_how_it_ends(world: Worl
     assert data == {"scope": scope, "for": "upgrade", "actor": "alice"}
 
 
-def test_without_the_bus_nothing_is_evicted(full: tuple[World, str, str]) -> None:
-    world, a, _ = full
-    world.traffic(a, waiting=1)
-    world.receive(BusChanged(False))
-    assert waits(world, a, "routers") == ("nothing is evicted: the bus is away", {"bus": False})
-
-
-def test_a_neighbour_that_starts_is_named(world: World) -> None:
+def test_a_neighbour_that_starts_is_named(world: World, b: str) -> None:
     (a,) = world.fill("a")
-    b = world.seat(0, 1)
     world.tick(10)
-    world.pod(b, "b")
-    world.call(b)
+    world.at_gate(b, "b")
     world.finish()
     assert world.state(b) is S.STARTING
     world.traffic(a, waiting=1)
@@ -249,33 +229,11 @@ def test_a_neighbour_that_starts_is_named(world: World) -> None:
     assert f"its engine loads and is not healthy yet at {world.pods[b].endpoint}" in text
 
 
-def test_a_quarantined_neighbour_is_named_with_its_reason(world: World) -> None:
-    a, b = world.drained_switch()
-    world.progress(world.job(), "quarantined", "pending")
-    world.tick(60)
-    world.beat()
-    assert "b holds group G0 and is quarantined: made quarantined" in waits(world, a, "quarantined")[0]
-    assert waits(world, b, "quarantined")[0] == "made quarantined"
-
-
-def test_what_serves_or_is_not_wanted_waits_for_nothing(world: World) -> None:
-    a, b = world.fill("a", "b")
-    assert waits(world, a, "idle") == ("", {})
-    assert waits(world, b, "active") == ("", {})
-    c = world.seat(0, 2)
-    world.pod(c, "c")
-    assert "its container has not come to the start gate" in waits(world, c, "start-gate")[0]
-    world.exit(b)
-    assert "its container starts again" in waits(world, b, "container")[0]
-
-
-def test_the_policy_says_why_it_waits(full: tuple[World, str, str]) -> None:
-    world, a, b = full
-    world.traffic(b, in_flight=40, waiting=40, oldest=1.0)
-    world.tick(30)
-    world.beat()
-    world.traffic(a, waiting=1)
-    assert waits(world, a, "policy")[0] == world.node.groups["G0"].why
+def test_the_policy_says_why_it_waits(full: World, a: str, b: str) -> None:
+    full.traffic(b, in_flight=40, waiting=40, oldest=1.0)
+    full.later(30)
+    full.traffic(a, waiting=1)
+    assert waits(full, a, "policy")[0] == full.node.groups["G0"].why
 
 
 def test_a_seat_that_is_brought_back_says_so(world: World) -> None:
