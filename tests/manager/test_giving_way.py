@@ -86,20 +86,6 @@ def test_a_start_that_gives_way_and_is_parked_after_its_pod_was_deleted_does_not
     assert (facts.state, facts.holds, check(facts)) == (S.RELEASING, False, "")
 
 
-def test_a_start_by_warm_up_gives_way_to_a_request(world: World) -> None:
-    _, quick = starting(world, asked=False)
-    world.tick(6.0)
-    assert asks(world, quick)
-
-
-def test_a_start_that_gives_way_to_none_goes_on(world: World) -> None:
-    slow, quick = starting(world, asked=False)
-    world.tick(60.0)
-    world.call(quick)
-    world.tick(1.0)
-    assert world.state(slow) is S.STARTING, "warm-up of another one is no request"
-
-
 def test_a_start_that_has_given_way_rehearses_the_next_time(world: World) -> None:
     """Before, its engine served without: what had parked it was taken for host memory that is short."""
     slow, quick = starting(world, backend="vllm")
@@ -114,21 +100,13 @@ def test_a_start_that_has_given_way_rehearses_the_next_time(world: World) -> Non
 def test_a_start_gives_way_to_the_request_and_not_to_warm_up_that_has_waited_for_longer(world: World) -> None:
     slow, quick = starting(world, asked=False)
     warm = world.seat(0, 2)
-    world.pod(warm, "warm", backend="restart")
-    world.call(warm)
+    world.at_gate(warm, "warm", backend="restart")
     for _ in range(20):
         world.tick(24.0)
         world.call(warm)
         world.call(quick)
     assert world.state(slow) is S.STARTING
     assert asks(world, quick)
-
-
-def test_a_start_that_is_waited_for_keeps_its_place(world: World) -> None:
-    slow, quick = starting(world)
-    world.tick(6.0)
-    assert not asks(world, quick, 60.0)
-    assert world.state(slow) is S.STARTING
 
 
 @pytest.mark.parametrize("usual", [0.0, 40.0])
@@ -202,8 +180,7 @@ def test_a_first_start_that_is_not_healthy_in_ten_minutes_gives_way_and_has_fail
     world: World, probe: float, seconds: float
 ) -> None:
     slow, quick = starting(world)
-    world.pods[slow] = replace(world.pods[slow], probe_seconds=probe)
-    world.look()
+    world.shows(slow, probe_seconds=probe)
     world.tick(seconds - 5.0)
     assert not asks(world, quick)
     world.tick(5.0)

@@ -3,13 +3,21 @@
 import pytest
 
 from kybernate.messages import DrainNode, MigrateSeat, PinSeat
-from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import BusChanged, FaultyGpusSeen
 from services.gpu_manager.core.moves import brought_elsewhere, heads_to
 from tests.manager.pulling import Pulls
-from tests.manager.test_restarts import arrives, busy_home, comes_to_the_gate, comes_up, dropped, leaves, tickets
-from tests.manager.world import World, booted, make_group
+from tests.manager.test_restarts import (
+    arrives,
+    busy_home,
+    called_again,
+    comes_to_the_gate,
+    comes_up,
+    dropped,
+    leaves,
+    tickets,
+)
+from tests.manager.world import World, make_group
 
 PAIRS = (make_group("G01", [0, 1], 3, rebalance=True), make_group("G23", [2, 3], 3, rebalance=True))
 
@@ -93,8 +101,7 @@ def test_a_seat_that_starts_on_a_group_that_is_drained_is_parked_there_once_it_s
 ) -> None:
     a, _ = busy_home(world)
     begins_to_move(world, a, ordered=ordered)
-    dropped(world, a)
-    comes_to_the_gate(world, a)
+    called_again(world, a)
     world.order(DrainNode, group="G23")
     assert world.ordered("G23").outcome == "", "it waits for the seat"
     arrives(world, a)
@@ -155,8 +162,7 @@ def test_a_move_of_a_seat_that_is_pinned_meanwhile_ends_and_the_seat_serves_at_h
         world.traffic(one)
     for _ in range(3):
         world.finish()
-        world.tick(5)
-        world.beat()
+        world.later(5)
     assert (world.state(seat), world.managed(seat).group.name) == (S.ACTIVE, "G01")
     order = world.ordered(seat)
     assert (order.outcome, order.text) == ("failed", f"{world.managed(seat).name} is pinned")
@@ -166,8 +172,7 @@ def test_a_seat_that_is_pinned_when_its_copy_is_dropped_already_comes_to_the_oth
     a, _ = busy_home(world)
     begins_to_move(world, a, ordered=True)
     assert world.command(PinSeat, a).accepted
-    dropped(world, a)
-    comes_to_the_gate(world, a)
+    called_again(world, a)
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
     assert not world.node.moves
@@ -193,8 +198,7 @@ def test_two_seats_that_operators_move_to_one_group_come_one_after_the_other(wor
     world.tick()
     assert [heads_to(world.node, world.managed(seat)) for seat in (a, b)] == ["G23", ""], "the place is for one"
     for seat in (a, b):
-        dropped(world, seat)
-        comes_to_the_gate(world, seat)
+        called_again(world, seat)
         assert (world.state(seat), world.managed(seat).group.name) == (S.STARTING, "G23")
         arrives(world, seat)
         world.tick(5)
@@ -211,42 +215,9 @@ def test_a_move_goes_on_once_the_gate_is_there_again(world: World, *, ordered: b
     a, _ = busy_home(world)
     begins_to_move(world, a, ordered=ordered)
     dropped(world, a)
-    world.tick(60)
-    world.beat()
+    world.later(60)
     assert heads_to(world.node, world.managed(a)) == ""
     comes_to_the_gate(world, a)
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
     assert not world.node.moves
-
-
-def test_a_seat_of_a_group_of_both_pairs_gets_its_turn_while_a_seat_moves_between_them() -> None:
-    quad = make_group("G0123", [0, 1, 2, 3], 1)
-    world = booted(*PAIRS, quad, policy=Pulls(busy_seconds=5.0), warmup=False)
-    q = world.seat(2, 0)
-    comes_up(world, q, "q", "unload")
-    world.traffic(q)
-    world.tick(6)
-    a, b = busy_home(world)
-    begins_to_move(world, a, ordered=False)
-    world.traffic(q, waiting=1, oldest=50.0)
-    dropped(world, a)
-    comes_to_the_gate(world, a)
-    assert (world.state(a), world.managed(a).group.name, world.state(q)) == (S.STARTING, "G23", S.PARKED)
-    arrives(world, a)
-    world.tick(6)
-    assert [world.state(seat) for seat in (a, b)] == [S.DRAINING, S.DRAINING]
-    world.finish()
-    assert [world.state(seat) for seat in (a, b, q)] == [S.PARKED, S.PARKED, S.ACTIVE]
-    assert world.managed(a).group.name == "G23"
-
-
-def test_a_seat_comes_to_the_group_that_its_pod_prefers_although_its_own_is_idle(world: World) -> None:
-    a, b = busy_home(world, "fake")
-    world.annotate(a, **{"prefer-group": "G23"})
-    world.configure(policy=KybBalanced())
-    world.traffic(b)
-    world.tick(5)
-    world.traffic(a, waiting=1)
-    world.finish()
-    assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.ACTIVE)

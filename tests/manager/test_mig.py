@@ -12,7 +12,7 @@ from services.gpu_manager import metrics
 from services.gpu_manager.core import moves
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
-from tests.manager.test_restarts import arrives, busy_home, comes_to_the_gate, comes_up, dropped, tickets
+from tests.manager.test_restarts import arrives, busy_home, called_again, comes_up, tickets
 from tests.manager.world import World, booted, make_group
 
 
@@ -41,8 +41,7 @@ def test_a_parked_seat_moves_to_another_instance_of_its_gpu_by_a_restart(world: 
     a, _ = busy_home(world, "sglang")
     assert moves.way(world.node, world.managed(a)) == moves.RESTART
     world.traffic(a, waiting=2)
-    dropped(world, a)
-    comes_to_the_gate(world, a)
+    called_again(world, a)
     assert tickets(world, a) == ["", "M1"]
     arrives(world, a)
     row = record(world.node, world.managed(a), world.now)
@@ -56,8 +55,7 @@ def test_no_backend_moves_a_seat_of_an_instance_by_the_drivers_map_and_the_note_
     a, _ = busy_home(world, backend)
     seat = world.managed(a)
     assert moves.way(world.node, seat) == moves.RESTART
-    world.pods[a] = replace(world.pods[a], restarts_inside=False)
-    world.look()
+    world.shows(a, restarts_inside=False)
     assert not moves.way(world.node, seat)
     note = (
         "the driver cannot checkpoint MIG instances; its container has its GPUs; "

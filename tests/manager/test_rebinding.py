@@ -31,8 +31,8 @@ from services.gpu_manager.core.seat_pod import with_owned
 from services.gpu_manager.core.state import Lane
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
-from tests.manager.pulling import Pulls
-from tests.manager.world import World, booted, make_gpu, make_group, pooled, status
+from tests.manager.pulling import By, Pulls
+from tests.manager.world import World, make_gpu, make_group, pooled, status
 
 RESTORED = "restore of pid 7 answered NOT_SUPPORTED (801): process 7 has no device node of GPU-1"
 
@@ -69,7 +69,6 @@ def move(world: World, a: str, b: str) -> SwitchJob:
 def reported(world: World, job: SwitchJob, seat: str, outcome: str, **fields: object) -> None:
     """The checkpointer's last word about an activation."""
     reported = status(job, "parked", outcome)
-    assert reported.activate is not None
     reported = reported.model_copy(update={"activate": reported.activate.model_copy(update=fields)})
     world.receive(JobProgress(cause="c", node="n1", status=reported))
 
@@ -94,7 +93,6 @@ def test_a_group_sees_what_the_others_of_its_pool_hold(world: World, a: str, b: 
     world.traffic(a)
     world.traffic(b, in_flight=1)
     learned = world.node.learning.of(a, world.managed(a).model)
-    assert learned is not None
     learned.arrivals.add(float(world.now.model), 3)
     asked = learned.arrivals.at(float(world.now.model))
     assert seen("G1") == PeerView("G0", asked, free=False, frees_in=None), "b is busy"
@@ -113,10 +111,8 @@ def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: s
     assert world.managed(a).model in world.node.groups["G1"].why
 
     world.quiet(c)
-    job = world.job()
-    assert job.activate is not None
+    job = world.journaled()
     assert (job.group, job.activate.seat, job.activate.gpus) == ("G1", a, ("GPU-1",))
-    world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.progress(job, "parked", "started", done=False)
     assert (world.state(a), world.state(c)) == (S.MIGRATING, S.PARKED)
     moved = world.last(SeatMoved)
@@ -130,16 +126,6 @@ def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: s
     assert (activated.seat, activated.group, activated.previous) == (a, "G1", S.MIGRATING)
 
 
-def test_a_free_group_takes_it_at_once(world: World, a: str, b: str, c: str) -> None:
-    world.command(ParkSeat, c)
-    world.quiet(c)
-    world.finish()
-    assert world.state(c) is S.PARKED
-    demand(world, a, b)
-    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.MIGRATING, "G1", True)
-    assert world.job().park == ()
-
-
 @pytest.mark.parametrize("lanes", [(), (Lane(frozenset({"GPU-1"}), 1),)], ids=["no lanes", "its switch has the lane"])
 def test_a_seat_that_is_asked_for_while_it_is_parked_comes_back_at_home(
     world: World, b: str, c: str, lanes: tuple[Lane, ...]
@@ -150,8 +136,7 @@ def test_a_seat_that_is_asked_for_while_it_is_parked_comes_back_at_home(
     world.finish()
     world.command(ParkSeat, c)
     world.quiet(c)
-    job = world.job()
-    world.receive(JobAnswered(job, JobReply(accepted=True)))
+    job = world.journaled()
     world.traffic(c, waiting=1)
     world.progress(job, done=False)  # it is off the GPUs; that the job is over is reported a moment later
     assert (world.state(c), world.managed(c).group.name) == (S.PARKED, "G1")
@@ -183,8 +168,7 @@ def test_a_moved_seat_is_parked_where_it_is_and_is_pulled_home_again(world: Worl
     world.progress(move(world, a, b))
     world.traffic(a)
     world.traffic(b)
-    world.tick(20)
-    world.beat()
+    world.later(20)
     world.traffic(c, waiting=3, oldest=2.0)  # at home; a is idle
     world.quiet(a)
     job = world.job()
@@ -193,23 +177,11 @@ def test_a_moved_seat_is_parked_where_it_is_and_is_pulled_home_again(world: Worl
     assert (world.state(a), world.managed(a).group.name, world.state(c)) == (S.PARKED, "G1", S.ACTIVE)
 
     world.traffic(c, in_flight=3)
-    world.tick(20)
-    world.beat()
+    world.later(20)
     world.traffic(a, waiting=2, oldest=1.0)
     assert world.state(b) is S.DRAINING
-    world.quiet(b)
-    world.progress(world.job())
+    world.leaves(b)
     assert (world.state(a), world.managed(a).group.name, world.moved(a)) == (S.ACTIVE, "G0", False)
-
-
-def test_a_container_that_starts_anew_starts_at_home(world: World, a: str, b: str) -> None:
-    world.progress(move(world, a, b))
-    world.exit(a)
-    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.BACKOFF, "G0", False)
-    assert not world.managed(a).durable.way
-    world.traffic(a)
-    world.call(a)
-    assert world.state(a) is S.WAITING
 
 
 def test_a_deleted_pod_holds_the_group_that_it_moved_to(world: World, a: str, b: str) -> None:
@@ -227,21 +199,10 @@ def test_a_deleted_pod_holds_the_group_that_it_moved_to(world: World, a: str, b:
 )
 def test_what_cannot_move_is_not_offered_and_says_why(world: World, a: str, b: str, c: str, how: str, why: str) -> None:
     notes = {"annotation": {"kyb.ai/rebalance": "false"}, "backend": {"kyb.ai/backend": "vllm"}}.get(how, {})
-    world.pods[a] = replace(world.pods[a], annotations=world.pods[a].annotations | notes)
-    world.look()
+    world.shows(a, annotations=world.pods[a].annotations | notes)
     demand(world, a, b)
     assert (world.state(c) is S.DRAINING) == (how == "")
     assert why in record(world.node, world.managed(a), world.now).fixed
-
-
-def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
-    world = booted(make_group("G0", [0], 3), make_group("G1", [1], 3), policy=Pulls())
-    _, b = world.fill("a", "b")
-    (c,) = world.fill("c", group=1)
-    world.tick(20)
-    demand(world, world.seat(0, 0), b)
-    assert world.state(c) is S.ACTIVE
-    assert record(world.node, world.managed(b), world.now).fixed == ""
 
 
 def test_after_a_move_that_failed_it_is_known_how_the_seat_had_come_to_its_group() -> None:
@@ -253,8 +214,7 @@ def test_after_a_move_that_failed_it_is_known_how_the_seat_had_come_to_its_group
     moved = world.managed(seat)
     moved.durable.waited = 7.0
     world.order(MigrateSeat, seat=seat, to="G2")
-    world.quiet(seat)
-    world.progress(world.job())
+    world.leaves(seat)
     world.tick()
     assert (moved.state, moved.group.name, moved.durable.came_from) == (S.MIGRATING, "G2", "G1")
     world.progress(world.job(), activate="parked")
@@ -269,14 +229,11 @@ def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: Wor
     assert record(world.node, world.managed(a), world.now).fixed.startswith(RESTORED)
     assert world.node.groups["G1"].backoff.until <= world.wall  # nothing is wrong with that group
 
-    world.tick(5)
-    world.beat()
+    world.later(5)
     assert "G1" not in world.node.switches
     world.traffic(b)
-    world.tick(5)
-    world.beat()
-    world.quiet(b)
-    world.progress(world.job())
+    world.later(5)
+    world.leaves(b)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G0")
 
     restarted(world, a="GPU-0 active", b="GPU-0 parked", c="GPU-1 parked")
@@ -299,17 +256,6 @@ def test_a_seat_that_was_lost_on_the_way_is_not_moved_again(world: World, a: str
     assert world.managed(a).durable.fixed == text
 
 
-def test_its_own_group_is_free_first_and_the_drain_elsewhere_is_called_off(
-    world: World, a: str, b: str, c: str
-) -> None:
-    demand(world, a, b)
-    assert world.state(c) is S.DRAINING
-    world.exit(b)
-    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVATING, "G0")
-    assert world.state(c) is S.ACTIVE
-    assert set(world.node.switches) == {"G0"}
-
-
 def test_an_engine_that_falls_idle_is_not_parked_for_a_seat_that_comes_at_home_meanwhile() -> None:
     """The group that drains steps before the one that takes the seat; the next message is the engine's answer."""
     world = pooled(seats=3, policy=Pulls())
@@ -317,8 +263,7 @@ def test_an_engine_that_falls_idle_is_not_parked_for_a_seat_that_comes_at_home_m
     a, b = world.fill("a", "b", group=1)
     world.tick(20)
     demand(world, a, b)
-    world.announce(c)
-    world.ack(c)
+    world.answered(c)
     assert world.state(c) is S.DRAINING
     world.exit(b)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVATING, "G1")
@@ -362,24 +307,6 @@ def test_a_pin_elsewhere_keeps_its_slot(world: World, a: str, b: str, c: str) ->
 # --- after a crash --------------------------------------------------------------------------------------------------
 
 
-def test_a_manager_that_dies_before_the_job_was_sent_finds_it_parked_where_it_was(world: World, a: str, b: str) -> None:
-    move(world, a, b)
-    world.progress(world.job(), "parked", "started", done=False)
-    assert world.state(a) is S.MIGRATING
-    restarted(world, a="GPU-0 parked", b="GPU-0 active", c="GPU-1 parked")
-    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.PARKED, "G0", False)
-
-
-def test_a_manager_that_dies_in_the_middle_goes_on_with_the_move(world: World, a: str, b: str, c: str) -> None:
-    job = move(world, a, b)
-    world.progress(job, "parked", "started", done=False)
-    restarted(world, status(job, "parked", "started", done=False), b="GPU-0 active")
-    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.MIGRATING, "G1", True)
-    assert world.state(c) is S.PARKED
-    reported(world, job, a, "parked", reason="room: GPU-1 is full")
-    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G0")
-
-
 def test_a_manager_that_dies_while_the_victim_is_parked_goes_on_with_both(world: World, a: str, b: str, c: str) -> None:
     job = move(world, a, b)
     restarted(world, status(job, "started", "pending", done=False), a="GPU-0 parked", b="GPU-0 active")
@@ -387,17 +314,6 @@ def test_a_manager_that_dies_while_the_victim_is_parked_goes_on_with_both(world:
     assert (world.state(c), world.managed(c).group.name, world.managed(c).lease) == (S.PARKING, "G1", True)
     world.progress(job)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
-
-
-@pytest.mark.parametrize("ledger", ["kept", "lost"])
-def test_a_seat_that_moved_without_a_manager_is_where_its_memory_is(world: World, a: str, b: str, ledger: str) -> None:
-    move(world, a, b)
-    if ledger == "lost":
-        for row in world.node.seats.values():
-            row.pod = None
-    restarted(world, a="GPU-1 active", b="GPU-0 active", c="GPU-1 parked")
-    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.ACTIVE, "G1", True)
-    assert world.state(b) is S.ACTIVE
 
 
 def test_a_seat_that_was_parked_and_then_moved_is_in_two_jobs_and_the_later_counts(
@@ -437,13 +353,11 @@ def back_while_its_successor_comes(world: World, a: str, b: str, c: str) -> None
     slow = world.job()
     world.receive(JobAnswered(slow, JobReply(accepted=True)))
     world.progress(slow, "parked", "started", done=False)
-    world.traffic(b, waiting=1)
-    world.quiet(c)
+    world.switch(c, b)
     world.progress(world.job())
     assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G1")
     world.traffic(b)
-    world.tick(5)
-    world.beat()
+    world.later(5)
     world.traffic(c, waiting=1)
     assert (world.state(a), world.state(b), slow.group in world.node.switches) == (S.ACTIVATING, S.DRAINING, True)
 
@@ -472,12 +386,11 @@ def test_other_groups_look_when_more_wait_and_not_at_every_signal(world: World, 
     """Each router repeats each level; with many seats that move, looking everywhere each time would take the node."""
     looked: list[str] = []
 
-    class Looks:
-        def decide(self, view: GroupView) -> Decision:
-            looked.append(view.group)
-            return Stay(None, "")
+    def looks(view: GroupView) -> Decision:
+        looked.append(view.group)
+        return Stay(None, "")
 
-    world.configure(policy=Looks())
+    world.configure(policy=By(looks))
     for seat, waiting in ((a, 2), (a, 2), (b, 0), (b, 0), (a, 3)):
         world.traffic(seat, waiting=waiting, in_flight=int(seat == b))
         looked.append(";")
@@ -518,9 +431,9 @@ def test_an_operators_wish_is_met_on_another_group_while_its_own_is_busy(
 
     assert reply.accepted
     assert world.state(c) is S.DRAINING
-    world.quiet(c)
-    world.progress(world.job())
+    world.leaves(c)
     assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G1", S.ACTIVE)
+    assert world.managed(a).usage.wanted_since is None
 
 
 def spilled_guest_starts_at_home(world: World, a: str, b: str, c: str, *, journaled: bool = True) -> SwitchJob:
@@ -528,13 +441,10 @@ def spilled_guest_starts_at_home(world: World, a: str, b: str, c: str, *, journa
     world.progress(move(world, a, b))
     assert (world.state(a), world.moved(a)) == (S.ACTIVE, True)
     world.managed(a).durable.spilled = "host memory is short"
-    world.tick(20)
-    world.beat()
+    world.later(20)
     world.traffic(a)
     world.traffic(b, in_flight=3)
-    world.traffic(c, waiting=1, oldest=1.0)
-    world.quiet(a)
-    job = world.job()
+    job = world.switch(a, c, oldest=1.0)
     assert (job.group, job.park[0].seat, job.park[0].backend) == ("G1", a, "restart")
     if journaled:
         world.receive(JobAnswered(job, JobReply(accepted=True)))
@@ -542,24 +452,13 @@ def spilled_guest_starts_at_home(world: World, a: str, b: str, c: str, *, journa
     world.exit(a)
     world.traffic(b)
     world.traffic(a, waiting=1, oldest=1.0)
-    world.tick(20)
-    world.beat()
+    world.later(20)
     world.call(a)
     world.quiet(b)
     world.progress(world.job_of(world.node.switches["G0"].op))
     world.start(a)
     assert (world.state(a), world.managed(a).lease) == (S.STARTING, True)
     return job
-
-
-def test_a_guest_that_a_restart_parked_may_start_at_home_before_its_successor_serves(
-    world: World, a: str, b: str, c: str
-) -> None:
-    """Its lease is on its own GPUs: the successor was never seen to serve, and its group was stuck."""
-    job = spilled_guest_starts_at_home(world, a, b, c)
-    world.progress(job, "parked", "active")
-    assert world.state(c) is S.ACTIVE
-    assert "G1" not in world.node.switches
 
 
 def test_a_guest_that_starts_at_home_keeps_no_successor_from_its_group(world: World, a: str, b: str, c: str) -> None:
@@ -579,7 +478,6 @@ def test_a_job_that_is_sent_again_does_not_park_the_next_container_of_its_victim
     again = world.job_of(job.op)
     assert again is not job
     assert again.park == ()
-    assert again.activate is not None
     assert again.activate.seat == c
 
 
@@ -602,7 +500,6 @@ def test_each_group_of_a_pool_sees_what_is_said_of_itself() -> None:
     a, _ = world.fill("a", "b")
     world.tick(30)
     seat = world.managed(a)
-    assert seat.pod is not None
     seat.pod = replace(seat.pod, annotations={"kyb.ai/prefer-group": "G2"})
     world.node.moved_views.clear()
     seen = [pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
@@ -622,7 +519,6 @@ def test_a_call_that_is_closed_to_one_group_is_seen_by_the_others() -> None:
     world.start(a)
     world.call(b)
     seat = world.managed(b)
-    assert seat.gate.call is not None
     seat.gate.call = replace(seat.gate.call, inside=True, closed=frozenset({"G1"}))
     world.node.moved_views.clear()
     seen = [pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]

@@ -27,8 +27,7 @@ def test_a_container_that_a_restart_parked_takes_no_group_by_waiting_at_its_gate
     a, b = parked.seat(0, 0), parked.seat(0, 1)
     begun = len(parked.sent(StartTicket, a))
     for _ in range(45):  # beyond what a start waits for in any case, 600 s
-        parked.tick(20.0)
-        parked.beat()
+        parked.later(20.0)
         parked.call(a)
     assert (parked.state(b), len(parked.sent(StartTicket, a))) == (S.ACTIVE, begun)
 
@@ -74,13 +73,10 @@ def test_a_start_that_comes_to_nothing_leaves_it_parked(parked: World) -> None:
 def test_demand_parks_the_other_and_opens_the_gate_and_the_start_is_learned_as_its_cost(parked: World) -> None:
     a, b = parked.seat(0, 0), parked.seat(0, 1)
     parked.traffic(a, waiting=1)
-    for _ in range(20):
-        parked.tick(1.0)
-        parked.beat()
+    parked.later(1.0, times=20)
     assert parked.state(b) is S.DRAINING
     parked.quiet(b)
     job = parked.job()
-    assert isinstance(job, SwitchJob)
     assert (job.park[0].backend, job.activate) == ("restart", None), "nothing is restored"
     parked.finish()
     assert parked.state(a) is S.STARTING
@@ -97,8 +93,6 @@ def test_a_parked_container_that_is_still_ending_is_not_activated(world: World) 
     assert world.state(a) is S.PARKED
     jobs = sum(isinstance(effect, SwitchJob) for effect in world.effects)
     world.traffic(a, waiting=5)
-    for _ in range(5):
-        world.tick(1.0)
-        world.beat()
+    world.later(1.0, times=5)
     assert world.state(b) is S.ACTIVE
     assert sum(isinstance(effect, SwitchJob) for effect in world.effects) == jobs

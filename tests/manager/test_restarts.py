@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobProgress, JobStatus, KillJob, MigrateSeat, SeatProgress
-from kybernate.messages.jobs import Outcome
+from kybernate.messages import JobProgress, JobStatus, KillJob, MigrateSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import moves, recovery
@@ -29,8 +28,7 @@ def world() -> World:
 
 def keeps(world: World, seat: str) -> None:
     """kyb-run is in front of the seat's engine."""
-    world.pods[seat] = replace(world.pods[seat], restarts_inside=True)
-    world.look()
+    world.shows(seat, restarts_inside=True)
 
 
 def call(world: World, seat: str, *, inside: bool = True, closed: str = "") -> list[object]:
@@ -81,6 +79,12 @@ def dropped(world: World, seat: str) -> None:
     assert (world.state(seat), world.managed(seat).acts_as is S.WAITING) == (S.PARKED, True)
 
 
+def called_again(world: World, seat: str) -> None:
+    """The checkpointer has ended its engine, and kyb-run calls."""
+    dropped(world, seat)
+    comes_to_the_gate(world, seat)
+
+
 def arrives(world: World, seat: str) -> None:
     """What the ticket permits is done: its engine runs, and is healthy."""
     world.start(seat)
@@ -99,8 +103,7 @@ def away(world: World) -> str:
     """Seat a of G01 has a ticket for G23, and its engine has not come yet."""
     a, _ = busy_home(world)
     world.traffic(a, waiting=2)
-    dropped(world, a)
-    comes_to_the_gate(world, a)
+    called_again(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     return a
 
@@ -147,9 +150,8 @@ def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backen
     assert tickets(world, a) == [""]
 
 
-def test_a_seat_of_whose_home_a_gpu_is_gone_starts_on_another_group_only(world: World) -> None:
+def test_a_seat_of_whose_home_a_gpu_is_gone_starts_on_another_group_only(world: World, a: str) -> None:
     """The plugin refused kyb-run by the GPUs of its home, wherever it could start."""
-    a = world.seat(0, 0)
     comes_up(world, a, "a", "restart")
     world.exit(a)
     comes_to_the_gate(world, a, inside=False, closed="G01")
@@ -184,8 +186,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     world.managed(a).durable.waited = 50.0
     world.traffic(a, waiting=2)
     assert moves.heads_to(world.node, world.managed(a)) == "G23"
-    dropped(world, a)
-    comes_to_the_gate(world, a)
+    called_again(world, a)
     assert tickets(world, a) == ["", "G23"]
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
@@ -199,8 +200,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
 
 
-def test_a_parked_seat_keeps_its_copy_where_its_container_lacks_the_other_group(world: World) -> None:
-    a, b = world.seat(0, 0), world.seat(0, 1)
+def test_a_parked_seat_keeps_its_copy_where_its_container_lacks_the_other_group(world: World, a: str, b: str) -> None:
     world.pod(a, "a", backend="unload")
     world.traffic(a, waiting=1)
     call(world, a, inside=False, closed="G23")
@@ -250,18 +250,6 @@ def test_seats_behind_a_start_that_hangs_are_guests_of_a_busy_group(world: World
         world.beat()
         leaves_for.append([one.incoming for one in world.node.switches.values()])
     assert leaves_for[-1] == [a], leaves_for
-
-
-def test_at_home_it_comes_back_with_its_copy(world: World) -> None:
-    c = world.seat(1, 0)
-    comes_up(world, c, "c", "unload")
-    world.traffic(c, in_flight=1)
-    a, b = busy_home(world)
-    world.traffic(b, in_flight=0)
-    world.traffic(a, waiting=1)
-    world.finish()
-    assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G01", S.PARKED)
-    assert not any(isinstance(effect, KillJob) for effect in world.effects)
 
 
 def test_a_copy_that_cannot_be_dropped_gives_the_place_back_and_its_seat_stays_for_a_while(world: World) -> None:
@@ -363,8 +351,7 @@ def test_the_cheapest_way_is_taken_and_another_where_the_driver_refuses_it(world
     seat.durable.fixed = "refused"
     assert moves.way(world.node, seat) == moves.RESTART
     assert moves.seconds(world.node, seat) == 100.0 - seat.activate_seconds
-    world.pods[a] = replace(world.pods[a], restarts_inside=False)
-    world.look()
+    world.shows(a, restarts_inside=False)
     assert not moves.way(world.node, seat)
     assert "kyb-run" in moves.why_immovable(world.node, seat)
 
@@ -401,17 +388,12 @@ def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[st
     """The manager starts again with this ledger; b serves, these are parked, and of others the driver has nothing:
     kyb-run is alone in their containers."""
     known = {entry.seat: entry.durable.container_id for entry in ledger.seats}
-    outcomes: dict[str, Outcome] = {world.seat(0, 1): "active", **dict.fromkeys(parked, "parked")}
-    seen = tuple(
-        SeatProgress(
-            seat=seat,
-            pod_uid=pod.uid,
-            container_id=known.get(seat) or pod.container_id or "",
-            outcome=outcomes.get(seat, "gone"),
-            gpus=("GPU-0", "GPU-1") if seat in outcomes else (),
-        )
-        for seat, pod in world.pods.items()
-    )
+    outcomes = {world.seat(0, 1): "active", **dict.fromkeys(parked, "parked")}
+    seen = []
+    for seat, pod in world.pods.items():
+        gpus = ("GPU-0", "GPU-1") if seat in outcomes else ()
+        own = {"pod_uid": pod.uid, "container_id": known.get(seat) or pod.container_id or ""}
+        seen.append(world.seen(seat, outcomes.get(seat, "gone"), *gpus, **own))
     world.next_manager(ledger, *seen, tickets=tickets)
 
 

@@ -1,7 +1,5 @@
 """Seats whose engine kyb-run starts again inside its container: the container says nothing, evidence decides."""
 
-from dataclasses import replace
-
 import pytest
 
 from kybernate.messages import JobProgress, ParkSeat
@@ -50,9 +48,7 @@ def starts(waits: World) -> World:
     """b is parked for a, which has its ticket."""
     a, b = waits.seat(0, 0), waits.seat(0, 1)
     waits.traffic(a, waiting=1)
-    for _ in range(20):
-        waits.tick(1.0)
-        waits.beat()
+    waits.later(1.0, times=20)
     waits.quiet(b)
     waits.finish()
     waits.traffic(a)
@@ -70,8 +66,7 @@ def test_a_call_from_inside_ends_nothing_and_has_the_checkpointer_asked(world: W
     a, b = world.fill("a", "b", backend="restart")
     for seat, state in ((a, S.PARKED), (b, S.ACTIVE)):
         world.call(seat, inside=True)
-        for _ in range(reads):
-            world.look()
+        world.look(reads)
         assert (world.state(seat), seat in world.asked()) == (state, seat == b), "a has none"
     report(world, b, "active")
     assert world.state(b) is S.ACTIVE
@@ -85,8 +80,7 @@ def test_a_call_from_inside_counts_only_in_a_container_that_runs(waits: World) -
     waits.exit(a)
     before = len(waits.effects)
     waits.call(a, inside=True)
-    for _ in range(3):
-        waits.look()
+    waits.look(3)
     assert not any(isinstance(effect, StartTicket) for effect in waits.effects[before:])
 
 
@@ -154,19 +148,10 @@ def test_kyb_run_whose_answer_was_lost_gets_another_ticket_and_keeps_the_lease(s
     assert not starts.managed(a).facts.alive, "an answer about the start before"
 
 
-def test_a_crash_of_the_engine_ends_its_container_and_is_kubelets(starts: World) -> None:
-    a = starts.seat(0, 0)
-    report(starts, a, "active")
-    starts.healthy(a)
-    starts.exit(a)
-    assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
-
-
 def test_a_container_that_ends_with_a_ticket_of_kyb_run_frees_the_group(starts: World) -> None:
     a = starts.seat(0, 0)
     starts.tick(2.0)
-    starts.pods[a] = replace(starts.pods[a], running=False, ended="exited with code 1", exited=float(starts.now.unix))
-    starts.look()
+    starts.shows(a, running=False, ended="exited with code 1", exited=float(starts.now.unix))
     assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
 
 
@@ -176,16 +161,14 @@ def test_an_end_that_a_restart_made_is_no_exit_and_names_kyb_run_where_it_is_mis
     world: World, inside: bool, more: str, seen_by: str
 ) -> None:
     (a,) = world.fill("a", backend="restart")
-    world.pods[a] = replace(world.pods[a], restarts_inside=inside)
-    world.look()
+    world.shows(a, restarts_inside=inside)
     assert world.command(ParkSeat, a).accepted
     world.quiet(a)
     assert world.state(a) is S.PARKING
     if seen_by == "job":
         world.progress(world.job())
     elif seen_by == "pods":
-        world.pods[a] = replace(world.pods[a], running=False, ended="exited with code 137")
-        world.look()
+        world.shows(a, running=False, ended="exited with code 137")
     elif seen_by == "checkpointer":
         report(world, a, "gone")
     else:
@@ -215,8 +198,7 @@ def test_an_engine_without_a_context_lives_on_where_a_restart_would_park_it_and_
 @pytest.mark.parametrize("backend", ["restart", "cuda"])
 def test_an_exit_that_nobody_here_made_reads_as_what_it_is(world: World, backend: str) -> None:
     (a,) = world.fill("a", backend=backend)
-    world.pods[a] = replace(world.pods[a], running=False, ended="exited with code 137")
-    world.look()
+    world.shows(a, running=False, ended="exited with code 137")
     assert (world.state(a), world.managed(a).reason) == (S.BACKOFF, "its container exited with code 137")
 
 
@@ -262,16 +244,6 @@ def test_a_manager_that_restarts_while_kyb_run_starts_keeps_its_lease(starts: Wo
     starts.look()
     starts.healthy(a)
     assert (starts.state(a), starts.managed(a).facts.waits) == (S.ACTIVE, False)
-
-
-def test_a_manager_that_restarts_while_it_serves_knows_the_start_inside(starts: World) -> None:
-    a = starts.seat(0, 0)
-    starts.healthy(a)
-    before = starts.managed(a).durable.container_id
-    restart(starts, b="gone")
-    assert (starts.state(a), starts.managed(a).durable.container_id) == (S.ACTIVE, before)
-    starts.look()
-    assert starts.state(a) is S.ACTIVE
 
 
 def test_a_manager_without_its_ledger_takes_what_runs_inside_for_what_it_is(starts: World) -> None:

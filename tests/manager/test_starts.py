@@ -7,14 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.messages import JobReply, KillJob, SeatProgress
+from kybernate.messages import KillJob, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import phases, recovery
 from services.gpu_manager.core.facts import Process
 from services.gpu_manager.core.inputs import (
-    BusChanged,
-    Recovered,
-    SeatTicket,
     StartCall,
     StartCalls,
     StartTicket,
@@ -50,9 +47,7 @@ def inside(world: World, *, backend: str = "restart") -> tuple[str, str]:
     world.look_at(a, "gone")
     world.look()
     world.traffic(a, waiting=1)
-    for _ in range(20):
-        world.tick(1.0)
-        world.beat()
+    world.later(1.0, times=20)
     world.quiet(b)
     world.finish()
     world.traffic(a)
@@ -135,8 +130,7 @@ def test_kyb_run_that_is_gone_ends_the_hold_of_its_ticket_at_once(world: World, 
     assert not world.managed(a).lease
 
 
-def test_the_ticket_of_a_pod_that_vanished_is_named_with_its_end(world: World) -> None:
-    a, b = world.seat(0, 0), world.seat(0, 1)
+def test_the_ticket_of_a_pod_that_vanished_is_named_with_its_end(world: World, a: str, b: str) -> None:
     world.pod(a, "a")
     world.pod(b, "b")
     world.call(a)
@@ -157,10 +151,8 @@ def test_a_process_that_was_seen_has_used_the_permission(paused: World) -> None:
     assert not paused.managed(a).lease
 
 
-def test_time_in_which_kubelet_is_stopped_does_not_count(world: World) -> None:
-    a = world.seat(0, 0)
-    world.pod(a, "a")
-    world.call(a)
+def test_time_in_which_kubelet_is_stopped_does_not_count(world: World, a: str) -> None:
+    world.at_gate(a, "a")
     world.calls.clear()
     world.wait(200)
     world.tick(100_000)
@@ -179,7 +171,6 @@ def test_a_ticket_that_is_over_is_not_written(tmp_path: Path) -> None:
     assert not [*folder.iterdir()]
     gate.write_ticket(replace(ticket, expires=WallTime(time.monotonic() + 30)))
     (read,) = gate.tickets(["s00"])
-    assert isinstance(read, SeatTicket)
     assert read.expires == json.loads((folder / "ticket.json").read_text())["expires"]
 
 
@@ -201,8 +192,7 @@ def away(stage: str) -> tuple[World, str, str]:
         if world.state(a) is S.PARKED:
             world.look_at(a, "gone")
             world.look()
-        world.tick(1.0)
-        world.beat()
+        world.later(1.0)
         world.traffic(b, in_flight=1)
     world.calls.pop(a, None)
     if stage in ("loads", "serves"):
@@ -219,8 +209,7 @@ def away(stage: str) -> tuple[World, str, str]:
 def test_a_container_that_skips_the_gate_is_at_home_wherever_its_seat_was(stage: str) -> None:
     """Its container has ended, and kubelet, which has just restarted, has started the next one."""
     world, a, b = away(stage)
-    world.pods[a] = replace(world.pods[a], container_id="process://777", restarts=world.pods[a].restarts + 1)
-    world.look()
+    world.shows(a, container_id="process://777", restarts=world.pods[a].restarts + 1)
     seat = world.managed(a)
     assert (seat.group.name, seat.memory_on.name, seat.lease, seat.facts.conflict) == ("G01", "G01", True, True)
     assert world.state(a) is (S.RELEASING if stage == "leaves" else S.QUARANTINED)
@@ -246,9 +235,7 @@ def test_an_engine_that_kyb_run_starts_although_ledger_and_seat_folder_were_dama
     kept = recovery.ledger(world.node, "boot").model_copy(update={"lost": True})
     target = world.managed(a).target()
     gone = SeatProgress(seat=a, pod_uid=target.pod_uid, container_id=target.container_id, outcome="gone", keeper=True)
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), kept, JobReply(accepted=True, seats=(gone,))))
+    world.next_manager(kept, gone)
     world.receive(StartCalls(dict(world.calls)))
     assert (world.state(a), world.managed(a).starts_inside) == (S.LOST, True)
 
@@ -269,8 +256,7 @@ def test_a_call_from_inside_that_cannot_be_on_its_group_ends_no_start(world: Wor
     until = UnixTime(float(world.now.unix) + 25)
     world.calls[a] = StartCall("again", world.now.unix, until, inside=True, closed=closed)
     world.receive(StartCalls(dict(world.calls)))
-    for _ in range(3):
-        world.look()
+    world.look(3)
     assert (world.state(a), world.managed(a).lease) == (S.STARTING, True)
     world.tick(INSIDE_SECONDS + 1)
     world.look_at(a, "gone")
