@@ -5,16 +5,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import invariant, rule
 
 from kybernate.engines import BACKENDS
 from kybernate.messages import (
-    ActivateSeat,
     JobProgress,
     JobReply,
     JobStatus,
     KillJob,
-    ParkSeat,
     SeatProgress,
     SeatTarget,
     SwitchJob,
@@ -32,6 +30,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.recovery import ledger
 from services.gpu_manager.core.riders import host_memory, rehearsal
 from services.gpu_manager.ledger import Ledger
+from tests.manager.test_properties import SEATS, AnyLife
 from tests.manager.world import GIB, World, make_group, status
 
 VRAM = 40
@@ -80,6 +79,14 @@ class HostWorld(World):
         self.copies[one.seat] = VRAM * GIB
         return one.model_copy(update={"host_bytes": VRAM * GIB})
 
+    def exit(self, seat: str) -> None:
+        self.copies.pop(seat, None)
+        super().exit(seat)
+
+    def end_processes(self, seat: str) -> None:
+        self.copies.pop(seat, None)
+        super().end_processes(seat)
+
     def begins(self, victim: str) -> None:
         """What the rider does when the drain of a seat begins."""
         now = self.now
@@ -96,14 +103,11 @@ class HostWorld(World):
             if isinstance(e, KillJob) and self.managed(e.target.seat).facts.promise is Promise.DROPS
         ]
         for seat in dict.fromkeys(seats):
-            self.copies.pop(seat, None)
             self.exit(seat)
         return seats
 
     def check(self) -> None:
         """What is really there is on the accounts, and all of it fits."""
-        if self.node.setup.host_bytes is None:
-            return
         assert sum(self.copies.values()) <= self.gib * GIB
         for seat, size in self.copies.items():
             assert host_memory.account(self.managed(seat)).taken_bytes >= size, seat
@@ -148,8 +152,7 @@ def test_the_budget_is_a_size_or_the_machine_without_a_reserve(
 def test_without_room_a_seat_is_parked_by_a_restart_that_says_why(world: HostWorld) -> None:
     a, b, c = world.fill("a", "b", "c", vram=SIZE)
     assert set(world.copies) == {a, b}
-    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
-    world.call(d)
+    world.at_gate(d := world.seat(0, 3), "d", vram=SIZE)
     world.finish()
     assert world.job().park[0].backend == "restart"
     assert set(world.copies) == {a, b}, "no copy of c was made, and none was dropped"
@@ -166,21 +169,12 @@ def test_without_room_a_seat_is_parked_by_a_restart_that_says_why(world: HostWor
 
 def test_a_failed_restart_without_room_counts_against_no_backend(world: HostWorld) -> None:
     _, _, c = world.fill("a", "b", "c", vram=SIZE)
-    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
-    world.call(d)
+    world.at_gate(world.seat(0, 3), "d", vram=SIZE)
     world.quiet(c)
     failed = status(world.job(), "active", "pending")
     parked = (failed.park[0].model_copy(update={"failed": True, "reason": "it lives"}),)
     world.receive(JobProgress(cause="j", node="n1", status=failed.model_copy(update={"park": parked})))
     assert (world.state(c), rehearsal.halves(world.managed(c)).failures) == (S.ACTIVE, 0)
-
-
-def test_without_a_budget_every_seat_is_parked_with_its_copy() -> None:
-    world = HostWorld(groups=(make_group("G0", [0], 4),), gib=10_000)
-    world.configure(host_bytes=None)
-    world.fill("a", "b", "c", "d")
-    assert len(world.copies) == 3
-    assert world.node.spills == 0
 
 
 def test_the_copy_of_a_seat_that_is_expected_back_later_is_dropped_for_one_that_is_expected_sooner(
@@ -189,8 +183,7 @@ def test_the_copy_of_a_seat_that_is_expected_back_later_is_dropped_for_one_that_
     a, b, c = world.fill("a", "b", "c", vram=SIZE)
     for seat, requests in ((a, 3), (b, 1), (c, 9)):
         world.expect(seat, requests)
-    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
-    world.call(d)
+    world.at_gate(world.seat(0, 3), "d", vram=SIZE)
     switch = world.node.switches["G0"]
     world.quiet(c)
     assert switch.job.sent is None, "the job waits for the memory"
@@ -205,14 +198,10 @@ def test_the_copy_of_a_seat_that_is_expected_back_later_is_dropped_for_one_that_
 
 
 def test_a_copy_that_is_not_dropped_in_time_is_not_waited_for(world: HostWorld) -> None:
-    _, b, c = world.fill("a", "b", "c", vram=SIZE)
-    world.expect(c, 9)
-    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
-    world.call(d)
+    c, _, _ = being_dropped(world)
     world.quiet(c)
     world.tick(host_memory.DROP_SECONDS)
     assert world.job().park[0].backend == "restart"
-    assert b
 
 
 @pytest.mark.parametrize("needed_by", ["a request", "a pin"])
@@ -264,8 +253,7 @@ def being_dropped(world: HostWorld) -> tuple[str, str, KillJob]:
     a, b, c = world.fill("a", "b", "c", vram=SIZE)
     for seat, requests in ((a, 3), (c, 9)):
         world.expect(seat, requests)
-    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
-    world.call(d)
+    world.at_gate(world.seat(0, 3), "d", vram=SIZE)
     job = world.last(KillJob)
     assert job.target.seat == b
     return c, b, job
@@ -294,15 +282,13 @@ def test_before_its_first_park_a_seat_counts_a_copy_unless_its_backend_keeps_non
 
 def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_it(world: HostWorld) -> None:
     seat = world.seat(1, 0)
-    world.pod(seat, "v", backend="vllm", vram="50GiB")
-    world.call(seat)
+    world.at_gate(seat, "v", backend="vllm", vram="50GiB")
     assert host_memory.account(world.managed(seat)).taken_bytes == 55 * GIB
     world.start(seat)
     world.healthy(seat)
     job = world.job()
     done = status(job)
     parked, active = done.park[0].model_copy(update={"host_bytes": 60 * GIB}), done.activate
-    assert active is not None
     active = active.model_copy(update={"host_bytes": 58 * GIB})
     world.receive(
         JobProgress(cause="j", node="n1", status=done.model_copy(update={"park": (parked,), "activate": active}))
@@ -339,8 +325,7 @@ def test_a_switch_under_way_keeps_both_accounts_over_a_restart_of_the_manager(wo
     for seat in (a, b):
         host_memory.account(world.managed(seat)).active_bytes = 5 * GIB
     world.tick(30)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.switch(b, a)
     reserved = host_memory.account(world.managed(b)).taken_bytes
     assert reserved >= VRAM * GIB
     restarted(world, ledger(world.node, ""), status(world.job(), "started", "pending", done=False))
@@ -370,8 +355,7 @@ def test_a_drain_that_is_called_off_gives_its_host_memory_back(world: HostWorld,
 def test_what_an_engine_pinned_in_a_park_that_failed_stays_on_its_account(world: HostWorld) -> None:
     a, b = world.fill("a", "b", vram=SIZE, backend="sglang")
     world.tick(30)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.switch(b, a)
     failed = status(world.job(), "active", "pending")
     failed = failed.model_copy(update={"park": (failed.park[0].model_copy(update={"host_bytes": 20 * GIB}),)})
     world.receive(JobProgress(cause="j", node="n1", status=failed))
@@ -381,50 +365,38 @@ def test_what_an_engine_pinned_in_a_park_that_failed_stays_on_its_account(world:
 
 def test_an_engine_without_room_for_what_it_pins_does_not_rehearse(world: HostWorld) -> None:
     seat = world.seat(1, 0)
-    world.pod(seat, "v", backend="vllm", vram="90GiB")
-    world.call(seat)
-    world.start(seat)
+    world.loads(seat, "v", backend="vllm", vram="90GiB")
     world.healthy(seat)
     assert world.state(seat) is S.ACTIVE
     assert not any(isinstance(effect, SwitchJob) for effect in world.effects)
     assert host_memory.account(world.managed(seat)).taken_bytes == 0
 
 
-class AnyOrder(RuleBasedStateMachine):
-    """Visits, kills, restarts and commands in any order, on two groups."""
+class AnyOrder(AnyLife):
+    """The same on two groups with a budget, where each seat has a pod at first."""
+
+    world: HostWorld
 
     def __init__(self) -> None:
         super().__init__()
-        groups = (make_group("G0", [0], 4), make_group("G1", [1], 3))
-        self.world = HostWorld(groups=groups, gib=170)
-        self.seats = [seat for group in groups for seat in group.seat_ids]
-        for number, seat in enumerate(self.seats):
+        self.world = HostWorld(groups=(make_group("G0", [0], 4), make_group("G1", [1], 3)), gib=170)
+        for number, seat in enumerate([*self.world.node.seats]):
             self.world.pod(seat, f"m{number}", vram=SIZE)
 
-    @rule(number=st.integers(0, 6))
+    @rule(number=SEATS)
     def comes_up(self, number: int) -> None:
-        seat, world = self.seats[number], self.world
-        if not world.pods[seat].running and seat not in world.calls:
+        seat, world = self.some(number), self.world
+        if seat in world.pods and not world.pods[seat].running and seat not in world.calls:
             world.call(seat)
         ticket = next((e for e in reversed(world.effects) if isinstance(e, StartTicket) and e.seat == seat), None)
         if seat in world.calls and ticket is not None and ticket.call == world.calls[seat].call:
             world.start(seat)
             world.healthy(seat)
 
-    @rule(number=st.integers(0, 6), requests=st.integers(0, 20))
-    def traffic(self, number: int, requests: int) -> None:
-        self.world.expect(self.seats[number], requests)
-        self.world.traffic(self.seats[number], waiting=requests % 2, ttl=20)
-
-    @rule(number=st.integers(0, 6), kind=st.sampled_from([ActivateSeat, ParkSeat]))
-    def command(self, number: int, kind: type[ActivateSeat]) -> None:
-        self.world.command(kind, self.seats[number])
-
-    @rule(number=st.integers(0, 6))
-    def crash(self, number: int) -> None:
-        if self.world.pods[self.seats[number]].running:
-            self.world.copies.pop(self.seats[number], None)
-            self.world.exit(self.seats[number])
+    @rule(number=SEATS, requests=st.integers(0, 20))
+    def expect(self, number: int, requests: int) -> None:
+        if self.some(number) in self.world.pods:
+            self.world.expect(self.some(number), requests)
 
     @rule()
     def drops(self) -> None:
@@ -443,11 +415,6 @@ class AnyOrder(RuleBasedStateMachine):
             job = world.job_of(switch.op)
             world.receive(JobAnswered(job, JobReply(accepted=True)))
             world.progress(job, park=park)
-
-    @rule(seconds=st.sampled_from([0.1, 3.0, 60.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.world.tick(seconds)
-        self.world.beat()
 
     @invariant()
     def the_budget_is_never_exceeded(self) -> None:

@@ -4,54 +4,39 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import AskJobs, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
-    RecoveryBegun,
     SeatTicket,
     StartTicket,
 )
 from services.gpu_manager.core.starts import KUBELET_SECONDS
 from services.gpu_manager.ledger import Ledger
 from tests.manager.packed import PackedWorld, Truth
-from tests.manager.test_packing import active, serve
-from tests.manager.world import GIB, World, booted
+from tests.manager.test_packing import active
+from tests.manager.world import GIB, World
 
 
 def ungated(world: World, seat: str, model: str, **notes: str) -> None:
     world.pod(seat, model, **notes)
-    world.pods[seat] = replace(world.pods[seat], container_id=f"process://ungated-{seat}", running=True)
-    world.look()
+    world.shows(seat, container_id=f"process://ungated-{seat}", running=True)
 
 
-def test_a_container_without_a_ticket_during_a_drain_keeps_the_incoming_seat_out() -> None:
-    world = booted()
-    a, b = world.fill("ma", "mb")[:2]
-    c = world.seat(0, 2)
-    assert world.state(b) is S.ACTIVE
-    assert world.state(a) is S.PARKED
+def test_a_container_without_a_ticket_during_a_drain_keeps_the_incoming_seat_out(world: World) -> None:
+    a, b = world.fill("a", "b")
     world.wish(a)
-    sw = world.node.switches["G0"]
-    assert (sw.victim, sw.incoming) == (b, a), sw
-    world.announce(b)
-    world.ack(b)
-    ungated(world, c, "mc")
-    assert world.state(c) is S.QUARANTINED
-    assert world.managed(c).lease
+    world.answered(b)
+    ungated(world, world.seat(0, 2), "c")
     world.idle(b)
-    job = world.job_of(sw.op)
-    assert job.activate is None, "c holds the group"
+    assert world.job().activate is None, "c holds the group"
 
 
 def test_a_container_without_a_ticket_that_fits_beside_the_victim_only_is_no_holder_during_the_job(
     packed: PackedWorld,
 ) -> None:
-    a, b, c, d = packed.groups[0].seat_ids
-    serve(packed, a, 50)
-    serve(packed, b, 30)
-    serve(packed, c, 20)
+    a, b, c = packed.serving(50, 30, 20)
+    d = packed.seat(0, 3)
     packed.wish(a)
     sw = packed.node.switches["G0"]
     packed.quiet(sw.victim)
@@ -66,8 +51,8 @@ def test_a_container_without_a_ticket_that_fits_beside_the_victim_only_is_no_hol
 
 @pytest.mark.parametrize("ends", ["as it was", "in deletion", "deleted", "started"])
 def test_a_restart_remembers_the_open_ticket_of_a_quarantined_heir(packed: PackedWorld, ends: str) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 40)
+    packed.serving(40)
+    b, c = packed.seat(0, 1), packed.seat(0, 2)
     packed.inherit(b, 5, heir=60)
     assert (packed.state(b), packed.managed(b).lease) == (S.QUARANTINED, True)
     if ends == "in deletion":
@@ -80,8 +65,7 @@ def test_a_restart_remembers_the_open_ticket_of_a_quarantined_heir(packed: Packe
 
     packed.restart()
     packed.restart()
-    packed.own(c, "third", 20)
-    packed.call(c)
+    packed.asks(c, 20)
     packed.look()
     packed.tick(60)
     assert packed.managed(b).lease, "a container may start by the ticket"
@@ -102,8 +86,8 @@ def test_a_restart_remembers_the_open_ticket_of_a_quarantined_heir(packed: Packe
 
 def test_a_conflict_about_memory_lasts_over_a_restart(packed: PackedWorld) -> None:
     """Until the container that started without a ticket fits; the driver's word that it runs does not end it."""
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 40)
+    (a,) = packed.serving(40)
+    b = packed.seat(0, 1)
     packed.sizes[b] = (60 * GIB, 0)
     ungated(packed, b, "rogue", vram="60GiB")
     assert packed.state(b) is S.QUARANTINED
@@ -122,9 +106,7 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
     packed: PackedWorld,
 ) -> None:
     """The container that used the ticket has ended; its seat counts as starting, since the ticket may still be used."""
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 50)
-    serve(packed, b, 40)
+    a, b = packed.serving(50, 40)
     packed.wish(a)
     packed.finish()
     assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.PARKED)
@@ -138,8 +120,7 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
     before = len(packed.effects)
 
     packed.call(b)
-    for _ in range(3):
-        packed.look()
+    packed.look(3)
     assert not [one for one in packed.effects[before:] if isinstance(one, StartTicket)], "a and b do not fit"
 
     packed.wait(KUBELET_SECONDS)
@@ -148,48 +129,32 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
 
 
 def test_a_residue_is_unknown_again_after_a_container_started_anew(packed: PackedWorld) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 40, keeps=3)
-    serve(packed, b, 48)
-    assert packed.state(a) is S.PARKED
+    a, b = packed.serving((40, 3), 48)
+    c = packed.seat(0, 2)
     assert packed.managed(a).durable.residue_bytes
     packed.exit(a)
     packed.wish(a)
     packed.come_up(a)
-    assert packed.state(a) is S.ACTIVE
-    assert packed.state(b) is S.PARKED
-    serve(packed, c, 30)
+    assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.PARKED)
+    packed.up(c, 30)
     assert packed.state(a) is S.ACTIVE
     assert packed.managed(a).durable.residue_bytes == 0
-    packed.command(PinSeat, c)
-    packed.tick(120)
-    packed.beat()
-    packed.tick(1)
-    packed.finish()
-    packed.check()
 
 
 def test_the_checkpointer_is_informed_of_what_parked_processes_keep(packed: PackedWorld) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 40, keeps=3)
-    serve(packed, b, 60, keeps=2)
-    serve(packed, c, 70)
+    a, b, _ = packed.serving((40, 3), (60, 2), 70)
     kept = sum(packed.managed(seat).durable.residue_bytes for seat in (a, b))
     assert kept > 4 * GIB
 
     packed.wish(a)
     packed.quiet(packed.node.switches["G0"].victim)
     assert packed.job().activate.kept_bytes == kept
-    begun = RecoveryBegun(packed.owners(), recovery.ledger(packed.node, "boot"))
-    packed.board = packed.new_board()
-    asked = next(effect for effect in packed.board.handle(begun, packed.now) if isinstance(effect, AskJobs))
+    asked = packed.question(recovery.ledger(packed.node, "boot"))
     assert {target.kept_bytes for target in asked.targets} == {kept}
 
 
 def test_what_a_seat_kept_while_parked_counts_until_its_processes_are_gone(packed: PackedWorld) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 40, keeps=3)
-    serve(packed, b, 48)
+    a, _ = packed.serving((40, 3), 48)
     group, full = packed.groups[0], 80 * GIB
     assert packed.state(a) is S.PARKED
     room = view.capacities(packed.node, group)["GPU-0"]
@@ -205,30 +170,12 @@ def test_what_a_seat_kept_while_parked_counts_until_its_processes_are_gone(packe
     assert view.capacities(packed.node, group)["GPU-0"] > room
 
 
-def test_parked_seats_of_a_lost_ledger_keep_what_park_evidence_admits(
-    packed: PackedWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 40, keeps=5)
-    serve(packed, b, 50)
-    assert packed.state(a) is S.PARKED
-    monkeypatch.setattr(recovery, "ledger", lambda node, boot: Ledger())
-    packed.restart()
-    monkeypatch.undo()
-    assert packed.state(a) is S.PARKED
-    assert packed.state(b) is S.ACTIVE
-    packed.tick(5)
-    packed.beat()
-    serve(packed, c, 28)
-    packed.check()
-
-
 def test_a_parked_seat_of_unknown_size_keeps_after_a_lost_ledger_a_share_of_its_gpus(
     packed: PackedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 40, keeps=5, declared=False)
-    serve(packed, b, 50)
+    packed.up(a, 40, keeps=5, declared=False)
+    packed.up(b, 50)
     assert packed.state(a) is S.PARKED
     monkeypatch.setattr(recovery, "ledger", lambda node, boot: Ledger())
     packed.restart()
@@ -241,9 +188,7 @@ def test_a_parked_seat_of_unknown_size_keeps_after_a_lost_ledger_a_share_of_its_
 def test_a_seat_that_a_switch_brings_back_while_the_ledger_is_lost_keeps_what_park_evidence_admits(
     packed: PackedWorld, monkeypatch: pytest.MonkeyPatch, victim_parked: bool
 ) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 40, keeps=3)
-    serve(packed, b, 50, keeps=4)
+    a, b = packed.serving((40, 3), (50, 4))
     assert packed.state(a) is S.PARKED
     packed.wish(a)
     op = packed.node.switches["G0"].op
@@ -263,10 +208,7 @@ def test_a_seat_that_a_switch_brings_back_while_the_ledger_is_lost_keeps_what_pa
 
 
 def test_an_incoming_seat_for_which_the_drain_took_the_room_is_not_sent(packed: PackedWorld) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 30)
-    serve(packed, b, 30)
-    serve(packed, c, 30)
+    a, b, c = packed.serving(30, 30, 30)
     out = next(s for s in (a, b, c) if packed.state(s) is S.PARKED)
     packed.wish(out)
     sw = packed.node.switches["G0"]
@@ -274,16 +216,14 @@ def test_an_incoming_seat_for_which_the_drain_took_the_room_is_not_sent(packed: 
     stays = next(s for s in (a, b, c) if s not in (out, sw.victim))
     packed.receive(ForeignProcessesSeen((), {packed.managed(stays).durable.container_id: 49 * GIB}))
     packed.quiet(sw.victim)
-    job = packed.job_of(sw.op)
-    assert job.activate is None, "30 beside 51 GiB"
+    assert packed.job().activate is None, "30 beside 51 GiB"
 
 
 def test_a_group_whose_ledger_was_lost_goes_on_switching_although_its_holders_were_granted_more(
     packed: PackedWorld,
 ) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 39)
-    serve(packed, b, 39)
+    a, b = packed.serving(39, 39)
+    c = packed.seat(0, 2)
     assert active(packed) == {a, b}
     seen = [packed.seen(seat, "active", "GPU-0", vram_bytes=39 * GIB + 2**28) for seat in (a, b)]
 
@@ -291,8 +231,7 @@ def test_a_group_whose_ledger_was_lost_goes_on_switching_although_its_holders_we
     packed.tick(65)
     packed.own(c, "c", 20)
     for _ in range(100):
-        packed.tick(10)
-        packed.beat()
+        packed.later(10)
         packed.call(c)
         if packed.node.switches:
             break

@@ -13,32 +13,22 @@ from tests.manager.packed import PackedWorld
 from tests.manager.world import GIB
 
 
-def serve(world: PackedWorld, seat: str, gib: int, keeps: int = 0, *, declared: bool = True) -> None:
-    """From nothing to active."""
-    world.own(seat, f"m-{seat}", gib, keeps, declared=declared)
-    world.come_up(seat)
-    assert world.state(seat) is S.ACTIVE
-
-
 def active(world: PackedWorld) -> set[str]:
     return {seat for seat in world.node.seats if world.state(seat) is S.ACTIVE}
 
 
 def test_as_many_seats_are_active_together_as_declare_to_fit_beside_the_reserve(packed: PackedWorld) -> None:
-    a, b, c, d = packed.groups[0].seat_ids
-    for seat, gib in ((a, 40), (b, 20), (c, 18)):
-        serve(packed, seat, gib)
+    a, b, c = packed.serving(40, 20, 18)
     assert active(packed) == {a, b, c}
-    packed.own(d, "m", 1)
-    packed.call(d)
+    packed.asks(packed.seat(0, 3), 1)
     assert packed.node.switches["G0"].victim in (a, b, c), "78 of 78 GiB are taken"
 
 
 def test_a_seat_of_unknown_size_takes_the_whole_group_until_it_was_parked_once(packed: PackedWorld) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 20, declared=False)
+    (a,) = packed.serving(20, declared=False)
+    b = packed.seat(0, 1)
     assert view.free_bytes(packed.node, packed.groups[0]) == 0
-    serve(packed, b, 30)
+    packed.up(b, 30)
     assert active(packed) == {b}
     packed.wish(a)
     packed.finish()
@@ -47,27 +37,25 @@ def test_a_seat_of_unknown_size_takes_the_whole_group_until_it_was_parked_once(p
 
 
 def test_what_a_seat_was_seen_to_use_beyond_its_declaration_counts_from_then_on(packed: PackedWorld) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 40)
+    (a,) = packed.serving(40)
+    b, c = packed.seat(0, 1), packed.seat(0, 2)
     container = packed.managed(a).durable.container_id
     packed.receive(ForeignProcessesSeen((), {container: 50 * GIB}))
-    serve(packed, b, 25)
+    packed.up(b, 25)
     assert active(packed) == {a, b}
-    packed.own(c, "m", 10)
-    packed.call(c)
+    packed.asks(c, 10)
     assert "G0" in packed.node.switches, "52.5 + 25 + 10 GiB are more than 78"
     assert not packed.node.broken, "what was granted before holds"
 
 
 def test_what_sleeping_engines_keep_is_taken_from_every_group_on_their_gpus(packed: PackedWorld) -> None:
     big = packed.groups[1].seat_ids[0]
-    serve(packed, big, 60, keeps=5)
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 40)
+    packed.up(big, 60, keeps=5)
+    (a,) = packed.serving(40)
+    b = packed.seat(0, 1)
     assert packed.state(big) is S.PARKED
     assert view.free_bytes(packed.node, packed.groups[0]) == (80 - 2 - 5 - 40) * GIB
-    packed.own(b, "m", 34)
-    packed.call(b)
+    packed.asks(b, 34)
     assert packed.node.switches["G0"].victim == a, "34 GiB fit beside 40, and not beside 40 and 5"
 
 
@@ -75,32 +63,27 @@ def test_a_victim_that_was_never_parked_may_leave_a_residue_and_its_place_is_giv
     packed: PackedWorld,
 ) -> None:
     a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 40)
-    serve(packed, c, 38)
-    packed.own(b, "m", 40)
-    packed.call(b)
+    packed.up(a, 40)
+    packed.up(c, 38)
+    packed.asks(b, 40)
     switch = packed.node.switches["G0"]
     assert (switch.victim, switch.incoming, switch.room_for) in ((a, None, b), (c, None, b))
 
 
 def test_several_holders_leave_for_one_that_needs_the_room_of_all(packed: PackedWorld) -> None:
-    a, b, c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 30)
-    serve(packed, b, 30)
-    serve(packed, c, 70)
+    _, _, c = packed.serving(30, 30, 70)
     assert active(packed) == {c}
 
 
 def test_a_larger_group_comes_when_all_packed_holders_below_it_are_parked(packed: PackedWorld) -> None:
-    for seat in packed.groups[0].seat_ids[:3]:
-        serve(packed, seat, 20)
-    serve(packed, packed.groups[1].seat_ids[0], 30)
+    packed.serving(20, 20, 20)
+    packed.up(packed.groups[1].seat_ids[0], 30)
     assert active(packed) == {packed.groups[1].seat_ids[0]}
 
 
 def test_a_pinned_seat_that_leaves_no_room_is_named(packed: PackedWorld) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 50)
+    (a,) = packed.serving(50)
+    b = packed.seat(0, 1)
     packed.command(PinSeat, a)
     packed.own(b, "m", 40)
     refused = packed.command(ActivateSeat, b)
@@ -109,9 +92,7 @@ def test_a_pinned_seat_that_leaves_no_room_is_named(packed: PackedWorld) -> None
 
 
 def test_what_a_lease_reserves_survives_a_restart(packed: PackedWorld) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 40)
-    serve(packed, b, 30)
+    a, b = packed.serving(40, 30)
     packed.receive(
         ForeignProcessesSeen((ForeignProcess("GPU-9", 1, "x"),), {packed.managed(a).durable.container_id: 60 * GIB})
     )
@@ -122,27 +103,24 @@ def test_what_a_lease_reserves_survives_a_restart(packed: PackedWorld) -> None:
 
 
 def test_what_was_only_seen_while_active_does_not_make_a_size_known(packed: PackedWorld) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 20, declared=False)
+    (a,) = packed.serving(20, declared=False)
+    b = packed.seat(0, 1)
     packed.receive(ForeignProcessesSeen((), {packed.managed(a).durable.container_id: 5 * GIB}))
     packed.exit(a)
     packed.call(a)
     packed.start(a)
     packed.healthy(a)
-    packed.own(b, "m", 30)
-    packed.call(b)
+    packed.asks(b, 30)
     assert packed.node.switches["G0"].victim == a
 
 
 def test_an_heir_names_the_ticket_of_a_pod_of_which_only_the_uid_is_known_by_it(packed: PackedWorld) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 50)
-    packed.own(b, "first", 20)
-    packed.call(b)
+    packed.serving(50)
+    b = packed.seat(0, 1)
+    packed.asks(b, 20)
     packed.calls.pop(b)
     packed.receive(StartCalls({}))
     pod = packed.managed(b).pod
-    assert pod is not None
     packed.node.own(packed.managed(b), replace(pod, namespace="", name=""))  # as after a loss of the ledger
     packed.own(b, "heir", 60)
     packed.look(2)
@@ -153,8 +131,8 @@ def test_an_heir_names_the_ticket_of_a_pod_of_which_only_the_uid_is_known_by_it(
 def test_an_heir_that_needs_more_than_the_ticket_reserved_is_quarantined_until_there_is_room(
     packed: PackedWorld, *, comes: bool
 ) -> None:
-    a, b = packed.groups[0].seat_ids[:2]
-    serve(packed, a, 50)
+    (a,) = packed.serving(50)
+    b = packed.seat(0, 1)
     packed.inherit(b, 20, heir=60)
     assert packed.state(b) is S.QUARANTINED
     assert "has no room" in packed.managed(b).reason
@@ -184,8 +162,7 @@ def test_an_heir_reserves_the_larger_of_both_owners(packed: PackedWorld) -> None
 
 def test_a_lease_of_all_memory_does_not_shrink_to_what_was_seen(packed: PackedWorld) -> None:
     """Its engine may take what it was granted at any moment."""
-    a = packed.groups[0].seat_ids[0]
-    serve(packed, a, 40)
+    (a,) = packed.serving(40)
     seat = packed.managed(a)
     seat.durable.reserved_bytes, seat.durable.vram_bytes = 0, 40 * GIB
     assert seat.needed_bytes(seat.group) == 40 * GIB

@@ -69,8 +69,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
-        self.world.tick(seconds)
-        self.world.beat()
+        self.world.later(seconds)
 
 
 class AnyOrder(AnyLife):
