@@ -51,8 +51,7 @@ class Busy:
 
     def live(self, seconds: int) -> None:
         for _ in range(seconds):
-            self.world.tick(1.0)
-            self.world.beat()
+            self.world.later(1.0)
             for seat in self.seats:
                 self._start(seat)
                 self._want(seat)

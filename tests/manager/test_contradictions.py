@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, KillJob
+from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.inputs import JobAnswered, JobsReported, StartTicket
@@ -35,30 +35,6 @@ def test_2_with_the_ledger_lost_a_process_holds_where_the_driver_has_it(world: W
     restart(world, ledger=Ledger(lost=True), a="parked", b="active", gpus={"b": ("GPU-0",)})
 
     assert [(world.state(seat), world.managed(seat).lease) for seat in (a, b)] == [(S.PARKED, False), (S.ACTIVE, True)]
-
-
-@pytest.mark.parametrize(
-    ("driver", "state", "lease"),
-    [
-        ("active", S.STARTING, True),
-        ("parked", S.PARKED, False),
-        ("gone", S.BACKOFF, False),
-        ("lost", S.LOST, True),
-        ("quarantined", S.QUARANTINED, True),
-    ],
-)
-def test_3_a_ledger_older_than_the_last_start_says_nothing_about_the_container(
-    world: World, driver: str, state: S, lease: bool
-) -> None:
-    a, b = world.fill("a", "b")
-    old = ledger_of(world)
-    again(world, b)
-
-    restart(world, ledger=old, b=driver)
-
-    assert (world.state(b), world.managed(b).lease) == (state, lease)
-    assert world.state(a) is S.PARKED
-    assert [effect.target.seat for effect in world.effects if isinstance(effect, KillJob)] == [b] * (state is S.LOST)
 
 
 def test_3_a_seat_of_an_older_ledger_is_parked_where_the_driver_has_it_or_starts_cold() -> None:
@@ -104,11 +80,8 @@ def test_3_the_driver_is_asked_about_an_engine_that_does_not_become_healthy(
     assert world.state(b) is state
 
 
-def test_3_a_rehearsal_under_way_is_not_taken_for_a_seat_that_is_parked(world: World) -> None:
-    a = world.seat(0, 0)
-    world.pod(a, "a", backend="vllm")
-    world.call(a)
-    world.start(a)
+def test_3_a_rehearsal_under_way_is_not_taken_for_a_seat_that_is_parked(world: World, a: str) -> None:
+    world.loads(a, "a", backend="vllm")
     world.healthy(a)
     assert world.managed(a).rehearsal is not None
 
@@ -220,8 +193,7 @@ def test_7_pods_that_went_back_end_no_container(world: World, *, restarted: bool
 def test_7_a_count_of_restarts_that_began_anew_costs_a_question(world: World) -> None:
     _, b = world.fill("a", "b")
     again(world, b, restarts=3)
-    world.pods[b] = replace(world.pods[b], container_id="process://next", restarts=0)
-    world.look()
+    world.shows(b, container_id="process://next", restarts=0)
     assert world.state(b) is S.ACTIVE
 
     world.end_processes(b)

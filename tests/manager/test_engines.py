@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import resource
 import socket
 from collections.abc import AsyncIterator
 
@@ -71,16 +70,20 @@ async def first_answer(url: str, *, idle: bool = True) -> EngineSeen:
 
 
 @pytest.mark.parametrize(
-    ("metrics", "running"),
+    ("metrics", "status", "running"),
     [
-        ('vllm:num_requests_running{m="a"} 2.0\nvllm:num_requests_waiting 1\n', 3),
-        ("vllm:num_requests_running 1e999\n", None),
-        ("vllm:num_requests_running 1.2.3\n", None),
-        ("something_else 1\n", None),
+        ('vllm:num_requests_running{m="a"} 2.0\nvllm:num_requests_waiting 1\n', 200, 3),
+        ("vllm:num_requests_running 1e999\n", 200, None),
+        ("vllm:num_requests_running 1.2.3\n", 200, None),
+        ("something_else 1\n", 200, None),
+        ("vllm:num_requests_running 0\n", 503, None),
     ],
+    ids=["two kinds", "too large", "no number", "another engine", "an error page"],
 )
-async def test_metrics_of_any_kind_are_an_answer(engine: Engine, metrics: str, running: int | None) -> None:
-    engine.metrics = metrics
+async def test_metrics_of_any_kind_are_an_answer(
+    engine: Engine, metrics: str, status: int, running: int | None
+) -> None:
+    engine.metrics, engine.status = metrics, status
 
     seen = await first_answer(engine.url)
 
@@ -176,39 +179,15 @@ async def test_an_engine_that_cannot_be_reached_may_compute(
     assert (seen.healthy, seen.running) == (False, None)
 
 
-async def test_a_manager_without_free_file_descriptors_does_not_know_whether_an_engine_computes(engine: Engine) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
-    try:
-        seen = await first_answer(engine.url)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    assert (seen.healthy, seen.running) == (False, None)
-
-
 def test_a_silent_engine_is_parked_only_at_the_deadline(world: World) -> None:
     _, b = world.draining()
-    world.announce(b)
-    world.ack(b)
+    world.answered(b)
 
     silent = EngineSeen(
         b, world.managed(b).durable.container_id or "", healthy=False, running=None, asked_at=world.wall
     )
     world.receive(silent)
     assert world.state(b) is S.DRAINING
-    for _ in range(8):
-        world.tick(8.0)
-        world.beat()
+    world.later(8.0, times=8)
 
     assert world.state(b) is S.PARKING
-
-
-async def test_what_an_error_page_counts_is_no_answer(engine: Engine) -> None:
-    engine.status = 503
-
-    seen = await first_answer(engine.url)
-
-    assert (seen.healthy, seen.running) == (True, None)

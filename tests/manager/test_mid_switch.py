@@ -1,7 +1,5 @@
 """Pods that go in the middle of a switch."""
 
-from dataclasses import replace
-
 import pytest
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, ParkSeat, ReleaseJob, SeatProgress, SwitchJob
@@ -51,35 +49,16 @@ def test_a_seat_whose_pod_goes_and_is_not_restored_holds_nothing(world: World) -
     assert not world.managed(a).lease
 
 
-def test_a_container_that_started_just_before_its_pod_was_deleted_holds_its_group(world: World) -> None:
+@pytest.mark.parametrize("at_once", [False, True], ids=["deleted before", "seen together"])
+def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world: World, *, at_once: bool) -> None:
     first, second = world.seat(0, 0), world.seat(0, 1)
-    world.pod(first, "a")
-    world.pod(second, "b")
-    world.call(first)
-    del world.calls[first]
-    world.call(second)
+    world.at_gate(first, "a")
+    world.at_gate(second, "b")
+    if not at_once:
+        world.delete(first)
+        assert world.state(second) is S.WAITING
 
-    world.pods[first] = replace(world.pods[first], container_id="process://9", running=True, deleting=True)
-    world.look()
-    assert (world.state(first), world.managed(first).lease) == (S.RELEASING, True)
-    assert world.state(second) is S.WAITING
-
-    world.end_processes(first)
-    world.vanish(first)
-    assert world.state(second) is S.STARTING
-
-
-def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world: World) -> None:
-    first, second = world.seat(0, 0), world.seat(0, 1)
-    world.pod(first, "a")
-    world.pod(second, "b")
-    world.call(first)
-    world.call(second)
-    world.delete(first)
-    assert world.state(second) is S.WAITING
-
-    world.pods[first] = replace(world.pods[first], container_id="process://9", running=True)
-    world.look()
+    world.shows(first, container_id="process://9", running=True, deleting=True)
     assert (world.state(first), world.managed(first).lease) == (S.RELEASING, True)
     world.vanish(first)
     assert world.state(second) is S.WAITING
@@ -108,9 +87,8 @@ def test_a_lost_job_whose_only_seat_was_deleted_is_over(world: World) -> None:
     world.finish()
     assert world.state(b) is S.PARKED
     world.wish(a)
-    job = world.job()
+    job = world.journaled()
     assert (job.park, job.activate and job.activate.seat) == ((), a)
-    world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.delete(a)
 
     effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
@@ -157,11 +135,9 @@ def test_a_kill_that_is_sent_again_because_its_answer_was_lost_learns_from_the_n
 
 def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(world: World) -> None:
     a, b = world.draining()
-    world.announce(b)
-    world.ack(b, in_flight=1)
+    world.answered(b, 1)
     while world.state(b) is S.DRAINING:
-        world.tick(9.0)
-        world.beat()
+        world.later(9.0)
     assert world.node.switches["G0"].phase == "cutting"
 
     world.delete(b)

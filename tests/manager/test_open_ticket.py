@@ -14,16 +14,14 @@ from pathlib import Path
 import pytest
 
 from kybernate import files
-from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, KillJob, SeatActivated, SeatProgress
+from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.facts import Residence, Ticket
 from services.gpu_manager.core.inputs import (
-    BusChanged,
     ForeignProcessesSeen,
     JobsReported,
     Recovered,
-    RecoveryBegun,
     SeatTicket,
     StartCalls,
     StartTicket,
@@ -47,8 +45,7 @@ def takes_its_ticket(world: World, seat: str) -> None:
 
 def look(world: World, times: int = 4) -> None:
     for _ in range(times):
-        world.tick(1)
-        world.beat()
+        world.later(1)
         world.look()
 
 
@@ -56,10 +53,7 @@ def recovers(world: World, ledger: Ledger, found: tuple[SeatTicket, ...], seat: 
     """A new manager reads this ledger and these tickets; the driver tells this about the container in the list."""
     pod = world.pods[seat]
     seen = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome=outcome, keeper=False)
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    begun = world.receive(RecoveryBegun(world.owners(), ledger, tickets=found))
-    (asked,) = next(effect for effect in begun if isinstance(effect, AskJobs)).targets
+    (asked,) = world.question(ledger, tickets=found).targets
     assert (asked.pod_uid, asked.container_id) == (seen.pod_uid, seen.container_id)
     world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,)), found))
 
@@ -81,31 +75,29 @@ def rival(world: World) -> str:
 def starting(world: World, model: str = "a") -> str:
     """Its ticket is taken, and its container not seen yet."""
     seat = world.seat(0, 0)
-    world.pod(seat, model)
-    world.call(seat)
+    world.at_gate(seat, model)
     takes_its_ticket(world, seat)
     assert world.state(seat) is S.STARTING
     return seat
 
 
-def test_a_ticket_that_the_next_owner_of_the_seat_took_is_its_own(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
-    given(world, seat, "b")
-    world.call(seat)
-    (ticket,) = world.sent(StartTicket, seat)
+def test_a_ticket_that_the_next_owner_of_the_seat_took_is_its_own(world: World, a: str) -> None:
+    world.pod(a, "a")
+    given(world, a, "b")
+    world.call(a)
+    (ticket,) = world.sent(StartTicket, a)
     assert ticket.pod_uid == "uid-a", "the gate does not know who calls"
-    takes_its_ticket(world, seat)
+    takes_its_ticket(world, a)
     other = rival(world)
 
     look(world)
 
-    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
-    assert world.managed(seat).pod == world.pods[seat]
-    world.pods[seat] = replace(world.pods[seat], container_id="process://77", running=True)
+    assert (world.state(a), world.managed(a).lease) == (S.STARTING, True)
+    assert world.managed(a).pod == world.pods[a]
+    world.pods[a] = replace(world.pods[a], container_id="process://77", running=True)
     look(world)
-    world.healthy(seat)
-    assert world.state(seat) in (S.ACTIVE, S.DRAINING)
+    world.healthy(a)
+    assert world.state(a) in (S.ACTIVE, S.DRAINING)
     assert not world.sent(StartTicket, other)
 
 
@@ -122,20 +114,6 @@ def test_a_pod_that_vanishes_with_a_ticket_holds_its_group_for_as_long_as_a_star
 
     world.wait(20)
     look(world)
-    assert world.state(seat) is S.FREE
-    assert world.sent(StartTicket, other)
-
-
-def test_a_pod_that_was_seen_in_deletion_has_no_process_once_it_is_gone(world: World) -> None:
-    seat = starting(world)
-    other = rival(world)
-    world.pods[seat] = replace(world.pods[seat], deleting=True)
-    look(world)
-    assert not world.sent(StartTicket, other), "its container may come as long as it is listed"
-    del world.pods[seat]
-
-    look(world)
-
     assert world.state(seat) is S.FREE
     assert world.sent(StartTicket, other)
 
@@ -163,21 +141,20 @@ def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(
     assert world.sent(StartTicket, seat)[-1].pod_uid == "uid-b"
 
 
-def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_runs(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.serve(seat, "a")
+def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_runs(world: World, a: str) -> None:
+    world.serve(a, "a")
     other = rival(world)
-    given(world, seat, "b")
-    world.call(seat)
+    given(world, a, "b")
+    world.call(a)
     look(world)
 
-    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
+    assert (world.state(a), world.managed(a).lease) == (S.RELEASING, True)
     assert not world.sent(StartTicket, other)
-    assert len(world.sent(StartTicket, seat)) == 1
+    assert len(world.sent(StartTicket, a)) == 1
 
-    world.end_processes(seat)
+    world.end_processes(a)
     look(world)
-    assert len(world.sent(StartTicket, other)) + len(world.sent(StartTicket, seat)) == 2, "one of them, with evidence"
+    assert len(world.sent(StartTicket, other)) + len(world.sent(StartTicket, a)) == 2, "one of them, with evidence"
 
 
 def test_a_manager_that_died_meanwhile_remembers_the_ticket(world: World) -> None:
@@ -249,13 +226,12 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
     assert world.sent(StartTicket, other)
 
 
-def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a", vram="30GiB")
+def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World, a: str) -> None:
+    world.pod(a, "a", vram="30GiB")
     before = recovery.ledger(world.node, "")
-    world.call(seat)
-    (ticket,) = world.sent(StartTicket, seat)
-    read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0, ticket.vram_bytes)
+    world.call(a)
+    (ticket,) = world.sent(StartTicket, a)
+    read = SeatTicket(a, ticket.call, ticket.pod_uid, ticket.epoch, 5.0, ticket.vram_bytes)
 
     found = recovery.open_tickets(before, (read,))
     ledger = recovery.with_tickets(before, found, world.owners())
@@ -273,11 +249,9 @@ def test_the_question_of_a_start_is_above_the_epoch_of_a_ticket(world: World) ->
     seat = starting(world)
     (ticket,) = world.sent(StartTicket, seat)
     read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0)
-    world.board, world.unix_offset = world.new_board(), -3600.0
+    world.unix_offset = -3600.0
 
-    effects = world.receive(RecoveryBegun(world.owners(), Ledger(), tickets=(read,)))
-
-    assert next(effect for effect in effects if isinstance(effect, AskJobs)).epoch > ticket.epoch
+    assert world.question(Ledger(), tickets=(read,)).epoch > ticket.epoch
 
 
 def test_the_ticket_of_a_seat_that_was_freed_is_not_open_again_after_a_restart(world: World) -> None:
@@ -306,16 +280,15 @@ def test_a_start_is_not_given_up_while_kubelet_does_not_answer(world: World) -> 
     assert world.state(seat) is S.WAITING
 
 
-def test_an_old_ticket_or_one_whose_container_runs_holds_nothing(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.serve(seat, "a")
-    young, old = SeatTicket(seat, "call-1", "uid-a", 1, 10.0), SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, 271.0)
+def test_an_old_ticket_or_one_whose_container_runs_holds_nothing(world: World, a: str) -> None:
+    world.serve(a, "a")
+    young, old = SeatTicket(a, "call-1", "uid-a", 1, 10.0), SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, 271.0)
 
     assert recovery.open_tickets(Ledger(), (young, old)) == (young,)
-    recovers(world, Ledger(), (young,), seat, "active")
-    assert (world.state(seat), world.managed(seat).facts.waits) == (S.ACTIVE, False)
-    recovers(world, Ledger(), (young,), seat, "parked")
-    assert (world.state(seat), world.managed(seat).lease) == (S.PARKED, False)
+    recovers(world, Ledger(), (young,), a, "active")
+    assert (world.state(a), world.managed(a).facts.waits) == (S.ACTIVE, False)
+    recovers(world, Ledger(), (young,), a, "parked")
+    assert (world.state(a), world.managed(a).lease) == (S.PARKED, False)
 
 
 def restarting(world: World) -> tuple[str, SeatPod]:
@@ -372,8 +345,7 @@ def test_a_ticket_that_another_pod_of_a_stale_list_did_not_take_is_open(world: W
 def test_a_call_that_has_ended_gets_no_ticket(world: World) -> None:
     seat, other = world.seat(0, 0), world.seat(0, 1)
     world.serve(seat, "a")
-    world.pod(other, "b")
-    world.call(other)
+    world.at_gate(other, "b")
     world.tick(25)
 
     world.exit(seat)
@@ -386,8 +358,7 @@ def test_a_call_that_has_ended_gets_no_ticket(world: World) -> None:
 def test_a_pod_that_is_missing_in_the_list_gets_no_ticket(world: World) -> None:
     seat, other = world.seat(0, 0), world.seat(0, 1)
     world.serve(seat, "a")
-    world.pod(other, "b")
-    world.call(other)
+    world.at_gate(other, "b")
     waits = world.pods.pop(other)
 
     world.exit(seat)
@@ -398,21 +369,18 @@ def test_a_pod_that_is_missing_in_the_list_gets_no_ticket(world: World) -> None:
     assert world.sent(StartTicket, other)
 
 
-def test_a_call_whose_ticket_was_used_ends_no_container(world: World) -> None:
+def test_a_call_whose_ticket_was_used_ends_no_container(world: World, a: str) -> None:
     """The plugin was killed before it removed the announcement of the call."""
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
-    world.call(seat)
-    world.pods[seat] = replace(world.pods[seat], container_id="process://9", running=True)
-    world.look()
-    world.healthy(seat)
+    world.at_gate(a, "a")
+    world.shows(a, container_id="process://9", running=True)
+    world.healthy(a)
 
     for _ in range(4):
         world.receive(StartCalls(dict(world.calls)))
         world.look()
 
-    assert (world.state(seat), world.managed(seat).lease) == (S.ACTIVE, True)
-    assert len(world.sent(StartTicket, seat)) == 1
+    assert (world.state(a), world.managed(a).lease) == (S.ACTIVE, True)
+    assert len(world.sent(StartTicket, a)) == 1
 
 
 def test_a_call_whose_ticket_is_taken_does_not_wait(tmp_path: Path) -> None:
@@ -500,8 +468,7 @@ def test_a_job_of_the_container_before_a_ticket_takes_no_lease_of_the_start(worl
 def all_lost(world: World, *reports: SeatProgress, tickets: tuple[SeatTicket, ...] = ()) -> None:
     """A new manager knows nothing but the pods, these tickets, and what the driver tells."""
     world.next_manager(Ledger(lost=True), *reports, tickets=tickets)
-    world.tick(4)
-    world.beat()
+    world.later(4)
 
 
 @pytest.mark.parametrize("pool", [False, True])
@@ -547,8 +514,7 @@ def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for_and_
     look(world, 10)
     assert not world.sent(StartTicket, other), "the manager was restarted meanwhile"
 
-    world.pods[seat] = replace(world.pods[seat], container_id="process://late", running=True)
-    world.look()
+    world.shows(seat, container_id="process://late", running=True)
     assert (world.state(seat), world.managed(seat).lease) == (S.LOST, True)
     assert [job.target.container_id for job in world.sent(KillJob, seat)] == ["process://late"]
     world.end_processes(seat)
@@ -626,32 +592,23 @@ def test_a_pod_that_leaves_and_whose_folder_was_lost_holds_for_as_long_as_a_star
     assert world.sent(StartTicket, other)
 
 
-def test_a_container_that_came_and_exited_unseen_has_used_its_ticket(world: World) -> None:
+@pytest.mark.parametrize(
+    ("exited", "used"),
+    [(1.0, True), (-3.0, False), (0.0, False), (60.0, False), (None, False)],
+    ids=["since the call", "before it", "in its second", "before the clock was set back", "none"],
+)
+def test_only_an_exit_since_the_call_proves_that_its_ticket_was_used(
+    world: World, exited: float | None, used: bool
+) -> None:
     """Seen beside an API server that was away: a neighbour in a crash loop kept its group for 200 s."""
-    seat, other = starting(world), rival(world)
-    world.tick(20)
-    begun = world.now.unix - 20
-    world.pods[seat] = replace(
-        world.pods[seat], container_id="process://7", ended="exited with code 1", exited=begun + 1
-    )
-    world.look()
-    assert world.state(seat) is S.BACKOFF
-    assert "exited with code 1" in world.managed(seat).reason
-    look(world)
-    assert world.sent(StartTicket, other)
-
-
-@pytest.mark.parametrize("exited", [-3.0, 0.0, 60.0, None])
-def test_an_exit_before_the_call_or_in_the_future_proves_nothing(world: World, exited: float | None) -> None:
-    """The last exit before the call; one in the second of the call; one before the clock was set back; none."""
     seat, other = starting(world), rival(world)
     begun = world.now.unix
     world.tick(20)
     at = None if exited is None else begun + exited
     world.pods[seat] = replace(world.pods[seat], container_id="process://6", ended="exited with code 1", exited=at)
     look(world)
-    assert world.state(seat) is S.STARTING
-    assert not world.sent(StartTicket, other)
+    assert world.state(seat) is (S.BACKOFF if used else S.STARTING)
+    assert ("exited with code 1" in world.managed(seat).reason, bool(world.sent(StartTicket, other))) == (used, used)
 
 
 def test_the_exit_of_an_heirs_container_proves_nothing_about_the_former_owners_ticket(world: World) -> None:
@@ -672,8 +629,7 @@ def test_the_exit_of_an_heirs_container_proves_nothing_about_the_former_owners_t
 def test_a_late_answer_about_the_container_before_ends_no_ticket(world: World, outcome: str) -> None:
     """It hung while the checkpointer looked at it, exited, and is started again by a ticket."""
     seat = starting(world)
-    world.pods[seat] = replace(world.pods[seat], container_id="process://7", running=True)
-    world.look()
+    world.shows(seat, container_id="process://7", running=True)
     world.exit(seat)
     world.call(seat)
     look(world)
@@ -687,8 +643,7 @@ def test_a_late_answer_about_the_container_before_ends_no_ticket(world: World, o
 def test_a_container_before_a_ticket_is_on_no_gpu(world: World) -> None:
     """It was seen on another group's GPU, and has exited: to end it would end the start."""
     seat = starting(world)
-    world.pods[seat] = replace(world.pods[seat], container_id="process://7", running=True)
-    world.look()
+    world.shows(seat, container_id="process://7", running=True)
     before = world.managed(seat).durable.container_id
     assert before in view.places(world.node)
     world.exit(seat)

@@ -1,7 +1,6 @@
 """Groups that share GPUs take turns: a seat that needs several finds them free together, and none starves."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,18 +12,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
 from bench.bench_family import Family
-from kybernate.messages import ActivateSeat, GroupDecided, JobReply, PinSeat, SeatEvent
+from kybernate.messages import GroupDecided, PinSeat
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
 from services.gpu_manager import publish
 from services.gpu_manager.core import view
-from services.gpu_manager.core.board import broken_invariants
 from services.gpu_manager.core.inputs import (
     ForeignProcess,
     ForeignProcessesSeen,
     InvariantBroken,
-    JobAnswered,
     PodsSeen,
     SeatTicket,
 )
@@ -37,16 +34,15 @@ from tests.manager.family import TREE, Busy, make_family
 from tests.manager.pulling import Pulls
 from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, booted, make_group, nested, status
+from tests.manager.test_room import switch_without_a_lease
+from tests.manager.world import World, nested, status
 from tests.thorough import part
 
 
 @pytest.fixture
-def node() -> Iterator[World]:
+def node() -> World:
     """Two GPUs sold singly (G0, G1) and as a pair (G01)."""
-    world = nested()
-    yield world
-    assert broken_invariants(world.node) == {}
+    return nested()
 
 
 def both_singles_active(node: World) -> tuple[str, str]:
@@ -86,8 +82,7 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
     a, b = both_singles_active(node)
     for seat in (a, b):
         node.traffic(seat, in_flight=1)
-    node.pod(node.seat(2, 0), "p")
-    node.call(node.seat(2, 0))
+    node.at_gate(node.seat(2, 0), "p")
 
     assert node.state(node.seat(2, 0)) is S.WAITING
     text = publish.gate_texts(node.node, node.now)[node.seat(2, 0)]
@@ -98,54 +93,12 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
     assert f"kept by pinned {models[0]}; kyb" in text
 
 
-def test_idle_singles_yield_to_a_pair_together(node: World) -> None:
-    a, b, pair = with_a_claim(node, cause="req-9")
-
-    assert (node.state(a), node.state(b)) == (S.DRAINING, S.DRAINING)
-    assert node.state(pair) is S.PARKED, "nothing is restored before both GPUs are free"
-    node.finish()
-    node.finish()
-    assert (node.state(a), node.state(b), node.state(pair)) == (S.PARKED, S.PARKED, S.ACTIVE)
-    causes = {e.cause for e in node.effects if isinstance(e, SeatEvent) and e.state is S.PARKING}
-    assert "req-9" in causes
-
-
-def test_a_pair_goes_to_sleep_for_a_single_and_the_other_single_may_come_too(node: World) -> None:
-    a, b, pair = with_a_claim(node)
-    node.finish()
-    node.finish()
-    node.traffic(pair)
-    node.tick(5)
-
-    node.traffic(a, waiting=1)
-    assert node.state(pair) is S.DRAINING
-    node.traffic(b, waiting=1)
-    node.finish()
-    node.finish()
-
-    assert (node.state(a), node.state(b), node.state(pair)) == (S.ACTIVE, S.ACTIVE, S.PARKED)
-
-
-def pair_switches(node: World) -> tuple[str, str]:
-    """A switch of the pairs' group is journaled: the first pair is parked for the second."""
-    incoming, victim = node.fill("p", "q", group=2)
-    node.tick(10)
-    node.traffic(incoming, waiting=1)
-    node.quiet(victim)
-    node.receive(JobAnswered(node.job(), JobReply(accepted=True)))
-    assert node.state(victim) is S.PARKING
-    return incoming, victim
-
-
 def test_a_switch_keeps_its_gpus_while_no_seat_has_the_lease(node: World) -> None:
-    incoming, victim = pair_switches(node)
+    incoming, _ = switch_without_a_lease(node, group=2)
     job = node.job()
-    node.exit(victim)
-    assert not node.managed(victim).lease
     single = node.seat(1, 0)
-    node.pod(single, "s")
 
-    node.call(single)
+    node.at_gate(single, "s")
 
     assert node.state(single) is S.WAITING
     assert node.node.groups["G1"].why == f"the switch of group {job.group} ends in a moment"
@@ -156,9 +109,8 @@ def test_a_switch_keeps_its_gpus_while_no_seat_has_the_lease(node: World) -> Non
 
 
 def test_a_restart_in_the_middle_of_a_switch_adopts_no_victim_without_a_process(node: World) -> None:
-    incoming, victim = pair_switches(node)
+    incoming, victim = switch_without_a_lease(node, group=2)
     job = node.job()
-    node.exit(victim)
     single = node.seat(1, 0)
     node.pod(single, "s")
 
@@ -176,7 +128,7 @@ def test_a_restart_in_the_middle_of_a_switch_adopts_no_victim_without_a_process(
 @pytest.mark.parametrize("outcome", ["gone", "parked"])
 def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node: World, outcome: str) -> None:
     a, b = both_singles_active(node)
-    (pair,) = (node.seat(2, 0),)
+    pair = node.seat(2, 0)
     node.pods[pair] = replace(node.pods[a], seat=pair, name="p", uid="uid-p", container_id="process://99")
     restart(node, ledger=Ledger(lost=True))
     assert {node.state(seat) for seat in (a, b, pair)} == {S.QUARANTINED}
@@ -253,8 +205,7 @@ def test_while_gpus_are_cleared_for_a_pair_no_single_takes_one(node: World) -> N
     node.tick(35)  # b's visit is over, too
     node.traffic(pair, waiting=1)
     assert (node.state(a), node.state(b)) == (S.DRAINING, S.DRAINING)
-    node.quiet(a)
-    node.progress(node.job())
+    node.leaves(a)
     assert node.state(a) is S.PARKED
 
     node.call(other)
@@ -268,21 +219,10 @@ def test_while_gpus_are_cleared_for_a_pair_no_single_takes_one(node: World) -> N
     assert node.state(pair) is S.ACTIVE
 
 
-def test_clearing_is_called_off_when_the_pair_is_not_wanted_any_more(node: World) -> None:
-    a, b, pair = with_a_claim(node)
-    assert node.state(a) is S.DRAINING
-
-    node.traffic(pair)
-
-    assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
-    assert node.node.claims == {}
-
-
 def test_a_single_that_leaves_for_a_pair_makes_no_place_for_another_single(node: World) -> None:
     a, _, pair = with_a_claim(node)
     other = node.seat(0, 1)
-    node.pod(other, "a2")
-    node.call(other)
+    node.at_gate(other, "a2")
 
     node.quiet(a)
     assert (node.state(a), node.node.switches["G0"].incoming) == (S.PARKING, None)
@@ -296,8 +236,7 @@ def test_a_drain_for_a_pair_that_is_not_wanted_any_more_goes_on_for_no_single(no
     """The policy decides about the single at the gate, in another switch."""
     a, _, pair = with_a_claim(node)
     other = node.seat(0, 1)
-    node.pod(other, "a2")
-    node.call(other)
+    node.at_gate(other, "a2")
 
     node.traffic(pair)
 
@@ -367,21 +306,6 @@ def test_a_seat_that_cannot_be_parked_does_not_keep_the_other_gpu_from_its_seats
     assert len(busy.turns[pair]) > turns
 
 
-def test_a_refused_park_does_not_keep_the_other_gpu_from_its_seats(node: World) -> None:
-    a, b, _pair = with_a_claim(node)
-    for seat in (a, b):
-        node.quiet(seat)
-    first, second = (node.node.switches[name].op for name in ("G0", "G1"))
-    node.progress(node.job_of(second))
-    node.traffic(b, waiting=1)
-    assert node.state(b) is S.PARKED
-
-    node.receive(JobAnswered(node.job_of(first), JobReply(accepted=False, code="unsupported", reason="made refused")))
-
-    node.finish()
-    assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
-
-
 def test_a_drain_for_a_claim_that_was_given_up_turns_back(node: World) -> None:
     a, b, _pair = with_a_claim(node)
     node.quiet(a)
@@ -436,8 +360,7 @@ def test_events_name_the_seat_of_the_larger_group_for_which_smaller_ones_are_par
 
 def test_a_stranger_on_one_gpu_of_a_claim_leaves_the_other_gpu_to_its_seats(node: World) -> None:
     a, b, pair = with_a_claim(node)
-    node.quiet(a)
-    node.progress(node.job())
+    node.leaves(a)
     assert node.state(a) is S.PARKED
 
     node.receive(ForeignProcessesSeen((ForeignProcess("GPU-1", 4711, "python3"),)))
@@ -450,15 +373,13 @@ def test_a_stranger_on_one_gpu_of_a_claim_leaves_the_other_gpu_to_its_seats(node
 def test_while_gpus_are_cleared_for_another_group_nothing_spins_and_the_gate_says_so(node: World) -> None:
     a, b, pair = with_a_parked_pair(node)
     other = node.seat(0, 1)
-    node.pod(other, "a2")
-    node.call(other)
+    node.at_gate(other, "a2")
     node.traffic(b)
     node.tick(5)
     assert node.node.groups["G0"].wake > node.wall
     node.traffic(pair, waiting=1, oldest=90.0)
     assert {switch.clears_for for switch in node.node.switches.values()} == {pair}
-    node.quiet(a)
-    node.progress(node.job())
+    node.leaves(a)
 
     node.tick(40.0)
     node.call(other)
@@ -470,8 +391,7 @@ def test_while_gpus_are_cleared_for_another_group_nothing_spins_and_the_gate_say
 
 def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:
     a, _, _ = with_a_parked_pair(node)
-    node.pod(node.seat(0, 1), "a2")
-    node.call(node.seat(0, 1))
+    node.at_gate(node.seat(0, 1), "a2")
     assert node.node.groups["G0"].wake > node.wall
     node.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),)))
 
@@ -479,32 +399,6 @@ def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:
 
     assert node.state(a) is S.ACTIVE
     assert view.next_wake(node.node, node.now) > 0.1
-
-
-def test_a_container_that_is_not_wanted_any_more_clears_no_gpus() -> None:
-    """Without warm-up: a wish let it in, and lapsed before its GPUs were free."""
-    groups = (make_group("G0", [0], 1), make_group("G1", [1], 1), make_group("G01", [0, 1], 1))
-    node = booted(*groups, warmup=False)
-    a, b, pair = (group.seat_ids[0] for group in groups)
-    for seat, model in ((a, "a"), (b, "b")):
-        node.pod(seat, model)
-        node.traffic(seat, waiting=1)
-        node.come_up(seat)
-        node.traffic(seat)
-    node.tick(10)
-    node.pod(pair, "p")
-    node.call(pair)
-    assert node.command(ActivateSeat, pair).accepted
-    node.managed(pair).usage.wanted_until = node.now.wall + 5
-    assert (node.state(a), node.state(b)) == (S.DRAINING, S.DRAINING)
-    node.quiet(a)
-    node.progress(node.job())
-
-    node.tick(10)
-    node.traffic(a, waiting=1)
-    node.finish()
-
-    assert (node.state(a), node.state(b), node.state(pair)) == (S.ACTIVE, S.ACTIVE, S.WAITING)
 
 
 def test_the_heir_of_a_ticket_that_the_ledger_forgot_is_quarantined_beside_another_group(node: World) -> None:
@@ -530,22 +424,9 @@ def test_a_container_that_went_past_the_gate_beside_another_group_is_quarantined
     a, b, _ = with_a_parked_pair(node)
     rogue = node.seat(2, 1)
     node.pod(rogue, "r")
-    node.pods[rogue] = replace(node.pods[rogue], container_id="process://999", running=True)
-    node.look()
+    node.shows(rogue, container_id="process://999", running=True)
     assert node.state(rogue) is S.QUARANTINED
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
-
-
-class AnyOrderInATree(AnyOrder):
-    """Four GPUs, sold singly, as pairs, and together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = make_family(TREE, seats=3)
-
-
-TestAnyOrderInATree = AnyOrderInATree.TestCase
-TestAnyOrderInATree.settings = settings(stateful_step_count=80)
 
 
 def test_who_can_leave_does_not_leave_again_and_again_for_one_who_cannot() -> None:

@@ -7,12 +7,10 @@ from types import MappingProxyType
 import pytest
 
 from kybernate.messages import (
-    AskJobs,
     JobReply,
     JobStatus,
     KillJob,
     MigrateSeat,
-    PinSeat,
     ReleaseJob,
     SeatActivated,
     SeatProgress,
@@ -26,7 +24,6 @@ from services.gpu_manager.core.inputs import (
     JobsReported,
     Published,
     Recovered,
-    RecoveryBegun,
     StartCalls,
     StartTicket,
 )
@@ -50,27 +47,16 @@ def restart(
     kept = recovery.ledger(world.node, "boot") if ledger is None else ledger
     kept = Ledger.model_validate_json(kept.model_dump_json()).model_copy(update={"lost": kept.lost})
     old = world.node
-    world.board = world.new_board()
     world.wall += 1
-    begun = RecoveryBegun(world.owners(), kept)
-    question = next(effect for effect in world.board.handle(begun, world.now) if isinstance(effect, AskJobs))
     seen = []
-    for target in question.targets:
+    for target in world.question(kept).targets:
         row = old.seats[target.seat]
         default = "parked" if row.state in (S.PARKED, S.ACTIVATING) else "active"
-        outcome = outcomes.get(row.model, default)
-        seen.append(
-            SeatProgress(
-                seat=target.seat,
-                pod_uid=target.pod_uid,
-                container_id=target.container_id,
-                outcome=outcome,  # type: ignore[arg-type]
-                gpus=gpus.get(row.model, ()),
-                keeper=world.pods[target.seat].restarts_inside if target.seat in world.pods else False,
-            )
-        )
+        asked = {"seat": target.seat, "pod_uid": target.pod_uid, "container_id": target.container_id}
+        found = {"outcome": outcomes.get(row.model, default), "gpus": gpus.get(row.model, ())}
+        keeper = target.seat in world.pods and world.pods[target.seat].restarts_inside
+        seen.append(SeatProgress(**asked, **found, keeper=keeper))  # type: ignore[arg-type]
     reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
-    world.receive(BusChanged(True))
     world.receive(Recovered(world.owners(), kept, reply, world.used_tickets() if kept.lost else ()))
 
 
@@ -99,21 +85,14 @@ def test_seats_of_present_pods_stay_while_kubelet_that_starts_lists_no_devices(
 def test_a_pod_that_neither_kubelet_nor_the_api_server_has_at_a_start_is_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = world.fill("a", "b")
+    a, b, c = world.fill("a", "b", "c")
     with monkeypatch.context() as kubelet:
         kubelet.setattr(world, "owners", lambda: Owners(listed=frozenset({"uid-b"})))
         restart(world)
-    assert (world.state(a), world.state(b)) == (S.RELEASING, S.ACTIVE)
-
-
-def test_seats_at_rest_stay_what_they_were(world: World) -> None:
-    a, b, c = world.fill("a", "b", "c")
-
-    restart(world)
-
-    assert [world.state(seat) for seat in (a, b, c)] == [S.PARKED, S.PARKED, S.ACTIVE]
-    assert [world.managed(seat).lease for seat in (a, b, c)] == [False, False, True]
-    assert all(world.managed(seat).durable.started for seat in (a, b, c))
+    assert [world.state(seat) for seat in (a, b, c)] == [S.RELEASING, S.PARKED, S.RELEASING]
+    assert world.managed(c).lease
+    world.look_at(c, "gone")
+    assert world.state(c) is S.FREE
 
 
 def test_a_drain_that_was_under_way_is_over_and_published_with_a_higher_epoch(world: World) -> None:
@@ -143,14 +122,6 @@ def test_an_unfinished_job_is_adopted_and_ends_as_usual(world: World, half: str)
     assert not world.node.switches
 
 
-def test_a_job_that_ended_meanwhile_is_known_by_its_evidence(world: World) -> None:
-    a, b = world.drained_switch()
-
-    restart(world, a="active", b="parked")
-
-    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
-
-
 @pytest.mark.parametrize("hours", [0, -1])
 def test_events_and_roster_rows_after_a_restart_are_newer_than_those_before(world: World, hours: int) -> None:
     """Also with the clock set back: routers drop what is older within the epoch of a seat."""
@@ -171,31 +142,10 @@ def test_events_and_roster_rows_after_a_restart_are_newer_than_those_before(worl
     assert (after.epoch, after.seq) > (before.epoch, before.seq)
 
 
-def test_a_ledger_without_seq_counts_from_the_clock(world: World) -> None:
-    world.fill("a", "b")
-
-    restart(world, ledger=recovery.ledger(world.node, "boot").model_copy(update={"seq": 0}))
-    world.receive(BusChanged(True))
-    world.node.emit(world.managed(world.seat(0, 0)), SeatActivated, world.now)
-
-    assert world.node.seq == int(world.now.unix * 1_000_000)
-
-
-def test_a_process_that_died_meanwhile_holds_nothing(world: World) -> None:
-    a, b = world.fill("a", "b")
-
-    restart(world, b="gone")
-
-    assert world.state(b) is S.BACKOFF
-    world.traffic(a, waiting=1)
-    assert world.state(a) is S.ACTIVATING
-
-
 def test_a_start_that_was_under_way_keeps_its_lease(world: World) -> None:
     seat, other = world.seat(0, 0), world.seat(0, 1)
-    world.pod(seat, "a")
+    world.at_gate(seat, "a")
     world.pod(other, "b")
-    world.call(seat)
 
     restart(world)
     world.call(other)
@@ -207,48 +157,24 @@ def test_a_start_that_was_under_way_keeps_its_lease(world: World) -> None:
     assert world.state(seat) is S.ACTIVE
 
 
-def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
-    world.call(seat)
+def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: World, a: str) -> None:
+    world.at_gate(a, "a")
     stale = dict(world.calls)
-    world.start(seat)
-    world.healthy(seat)
+    world.start(a)
+    world.healthy(a)
 
     restart(world)
     world.calls = stale
     world.receive(StartCalls(stale))
 
-    assert world.state(seat) is S.ACTIVE
+    assert world.state(a) is S.ACTIVE
     assert sum(isinstance(effect, StartTicket) for effect in world.effects) == 1
-
-
-def test_a_pod_that_left_without_a_manager_is_released(world: World) -> None:
-    _, b = world.fill("a", "b")
-    world.pods.pop(b)
-
-    restart(world)
-    assert world.state(b) is S.RELEASING
-    assert world.managed(b).lease
-    world.look_at(b, "gone")
-
-    assert world.state(b) is S.FREE
-
-
-def test_operators_pins_survive(world: World) -> None:
-    (a,) = world.fill("a")
-    world.command(PinSeat, a)
-
-    restart(world)
-
-    assert world.managed(a).pinned
 
 
 def test_nothing_is_decided_before_the_evidence_is_in(world: World) -> None:
     fresh = World()
     fresh.receive(BusChanged(True))
-    fresh.pod(fresh.seat(0, 0), "a")
-    fresh.call(fresh.seat(0, 0))
+    fresh.at_gate(fresh.seat(0, 0), "a")
 
     assert not any(isinstance(effect, StartTicket) for effect in fresh.effects)
 
@@ -327,30 +253,14 @@ def test_processes_that_the_driver_has_hold_although_the_pods_say_that_nothing_r
     assert world.state(rival) is S.STARTING
 
 
-def test_a_list_that_was_stale_and_then_shows_the_container_is_believed_again(world: World) -> None:
-    (a,) = world.fill("a")
-    running = world.pods[a]
-    world.pods[a] = replace(running, running=False)
-    restart(world, a="active")
-    world.pods[a] = running
-    world.look()
-    assert world.state(a) is S.ACTIVE
-
-    world.exit(a)
-
-    assert world.state(a) is S.BACKOFF
-
-
 def test_the_first_question_fences_all_gpus_above_everything_that_the_ledger_knows(world: World) -> None:
     """Also with the clock set back, and GPUs on which no seat is known: seats may be on their way there."""
     world.fill("a", "b")
     kept = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
     world.unix_offset = -3600.0
 
-    effects = world.board.handle(RecoveryBegun(world.owners(), kept), world.now)
+    question = world.question(kept)
 
-    (question,) = [effect for effect in effects if isinstance(effect, AskJobs)]
     assert question.epoch > kept.epoch
     assert question.gpus == ("GPU-0", "GPU-2", "GPU-3")
 
@@ -396,9 +306,7 @@ def test_what_was_published_before_the_ledger_and_the_clock_were_lost_has_lower_
     world.unix_offset -= 3600
     world.effects.clear()
 
-    world.board = world.new_board()
-    effects = world.receive(RecoveryBegun(world.owners(), older, published))
-    question = next(effect for effect in effects if isinstance(effect, AskJobs))
+    question = world.question(older, published=published)
     world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
 
     assert question.epoch > published.epoch
@@ -413,8 +321,7 @@ def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: Worl
     published = Published(world.managed(a).epoch + 7)  # it drained, and that record of the ledger is lost
     world.effects.clear()
 
-    world.board = world.new_board()
-    world.receive(RecoveryBegun(world.owners(), older, published))
+    world.question(older, published=published)
     world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
 
     assert [event.state for event in world.events(a)] == [S.ACTIVE]
@@ -425,29 +332,22 @@ def test_without_its_last_record_a_manager_fences_above_what_that_may_have_held(
     """The clock of the day was set back. A job of the lost record may arrive later, also if it is much younger."""
     world.fill("a", "b")
     kept = recovery.ledger(world.node, "boot")
-    world.tick(600)
-    world.beat()
+    world.later(600)
     world.traffic(world.seat(0, 0), waiting=1)
     world.quiet(world.seat(0, 1))
     job = world.job()
     assert job.epoch > kept.epoch + 500_000
-    world.board, world.unix_offset = world.new_board(), -3600.0
+    world.unix_offset = -3600.0
 
-    begun = RecoveryBegun(world.owners(), kept.model_copy(update={"lost": True}))
-    question = next(effect for effect in world.board.handle(begun, world.now) if isinstance(effect, AskJobs))
-
-    assert question.epoch > job.epoch
+    assert world.question(kept.model_copy(update={"lost": True})).epoch > job.epoch
 
 
 def test_a_manager_whose_question_is_not_above_all_jobs_goes_above_what_may_be_on_its_way(world: World) -> None:
     """Two managers in a row start without their ledger and with the clock set back, and read the same roster."""
     world.fill("a", "b")
     published, world.unix_offset = Published(world.node.epoch, world.node.seq), -3600.0
-    asked, refused = [], world.node.epoch + 5_000_000
-    for seen in (0, 0, refused):
-        world.board = world.new_board()
-        begun = RecoveryBegun(world.owners(), Ledger(lost=True), published, seen=seen)
-        asked += [effect.epoch for effect in world.board.handle(begun, world.now) if isinstance(effect, AskJobs)]
+    refused, lost = world.node.epoch + 5_000_000, Ledger(lost=True)
+    asked = [world.question(lost, published=published, seen=seen).epoch for seen in (0, 0, refused)]
 
     assert asked[0] == asked[1], "the second one fences no job of the first one, and is refused"
     assert asked[2] > refused + 3_000_000
@@ -472,7 +372,6 @@ def test_a_job_about_the_pod_before_says_nothing_about_the_one_that_has_its_seat
     """The ledger was lost, and the seat was given to another pod while the switch ran."""
     a, _b = world.drained_switch()
     found = status(world.job(), "parked", "started", done=False)
-    assert found.activate is not None
     before = found.activate.model_copy(update={"pod_uid": "uid-before"})
 
     restart(world, jobs=(found.model_copy(update={"activate": before}),), a="parked", b="parked")
@@ -577,9 +476,9 @@ def test_a_job_that_was_sent_again_under_a_higher_epoch_lets_in_what_it_brings(w
     high = first.epoch + 1_000_000_000
     world.receive(JobAnswered(first, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
     job, ledger = world.job(), recovery.ledger(world.node, "boot")
-    begun = world.new_board().handle(RecoveryBegun(world.owners(), ledger), world.now)
-    asked = next(effect for effect in begun if isinstance(effect, AskJobs)).ops
-    known = tuple(status(one) for one in (job,) if one.op in asked)
+    before = world.board
+    known = tuple(status(one) for one in (job,) if one.op in world.question(ledger).ops)
+    world.board = before
 
     restart(world, ledger=ledger, jobs=known, gpus={"a": world.groups[0].uuids}, a="active", b="quarantined")
 
@@ -588,8 +487,7 @@ def test_a_job_that_was_sent_again_under_a_higher_epoch_lets_in_what_it_brings(w
 
 def test_an_engine_that_was_found_beside_another_one_before_is_ended_by_the_next_manager(world: World) -> None:
     a, b = world.fill("a", "b")
-    world.pods[a] = replace(world.pods[a], container_id="process://999", restarts=1)
-    world.look()
+    world.shows(a, container_id="process://999", restarts=1)
     assert world.managed(a).facts.conflict
     on = world.groups[0].uuids
 
@@ -640,18 +538,6 @@ def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_
     else:
         assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1" if known == "by-the-driver" else "G0")
     assert not world.managed(a).facts.conflict
-
-
-def test_the_checkpointer_learns_where_a_seat_was_parked(world: World) -> None:
-    a, b = world.fill("a", "b")
-    gpus = world.managed(a).home.uuids
-    assert (world.managed(a).target().parked_on, world.managed(b).target().parked_on) == (gpus, ())
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
-    job = world.job()
-    assert job.activate is not None
-    assert (job.activate.parked_on, job.park[0].parked_on) == (gpus, ())
 
 
 @pytest.mark.parametrize(("container", "outcome"), [("engine-1", "gone"), ("engine-2", "started")])

@@ -52,7 +52,6 @@ def test_a_deleted_victim_holds_its_gpus_until_it_is_reported_parked(world: Worl
 def test_a_job_that_names_another_container_of_the_incoming_seat_gives_it_no_lease(world: World) -> None:
     a, b, job = switch_under_way(world)
     found = status(job, "parked", "started", done=False)
-    assert found.activate is not None
     before = found.activate.model_copy(update={"container_id": "process://before"})
 
     report(world, found.model_copy(update={"activate": before}))
@@ -134,8 +133,7 @@ def test_a_call_does_not_end_a_process_that_the_pod_list_does_not_show(world: Wo
     restart(world, a="active")
 
     world.call(a)
-    for _ in range(4):
-        world.look()
+    world.look(4)
 
     assert (world.state(a), world.managed(a).lease) == (S.ACTIVE, True)
 
@@ -153,8 +151,7 @@ def test_a_seat_that_its_job_has_restored_serves_although_a_new_container_of_its
     job = world.job()
     world.exit(other)
     world.exit(victim)
-    world.pods[victim] = replace(world.pods[victim], container_id="process://99", running=True)
-    world.look()
+    world.shows(victim, container_id="process://99", running=True)
     assert (world.state(victim), world.managed(victim).lease) == (S.STARTING, True)
 
     world.progress(job, "gone", "active")

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, ParkSeat, SwitchJob
+from kybernate.messages import ParkSeat, SwitchJob
 from kybernate.policy import Decision, GroupView, KybBalanced, Policy, Stay, Switch
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.core.inputs import InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
+from services.gpu_manager.core.inputs import InvariantBroken, PodsSeen, StartTicket, Tick
 from services.gpu_manager.core.seat_pod import Owners
 from tests.facts import UNLISTED, WAITS
 from tests.manager.world import World, booted, make_group, nested
@@ -28,20 +28,19 @@ def two_slots(seats: int = 3, policy: Policy | None = None) -> World:
 def past_the_gate(world: World, seat: str) -> None:
     """Its container starts without a ticket."""
     world.pod(seat, f"rogue-{seat}")
-    world.pods[seat] = replace(world.pods[seat], container_id="process://999", running=True)
-    world.look()
+    world.shows(seat, container_id="process://999", running=True)
 
 
-def switch_without_a_lease(world: World, group: int) -> None:
+def switch_without_a_lease(world: World, group: int) -> tuple[str, str]:
     """A journaled switch whose victim crashed: until the checkpointer reports, no seat has the lease."""
     incoming, victim = world.fill("p", "q", group=group)
     world.tick(10)
-    world.traffic(incoming, waiting=1)
-    world.quiet(victim)
-    world.receive(JobAnswered(world.job(), JobReply(accepted=True)))
+    world.switch(victim, incoming)
+    world.journaled()
     world.exit(victim)
     assert not world.managed(victim).lease
     assert not world.managed(incoming).lease
+    return incoming, victim
 
 
 def seem_to_hold(world: World, *seats: str) -> list[object]:
@@ -54,49 +53,29 @@ def seem_to_hold(world: World, *seats: str) -> list[object]:
     return list(world.board.handle(PodsSeen(owners), world.now))
 
 
-def test_the_number_of_slots_bounds_the_holders_also_where_their_memory_fits_and_the_policy_is_careless() -> None:
+@pytest.mark.parametrize(("vram", "fit"), [("10GiB", 2), ("50GiB", 1)], ids=["slots", "memory"])
+def test_slots_and_memory_bound_the_holders_also_where_the_policy_is_careless(vram: str, fit: int) -> None:
     world = two_slots(policy=Careless())
-    for number in range(3):
-        world.pod(world.seat(0, number), f"m{number}", vram="10GiB")
-        world.call(world.seat(0, number))
+    seats = [world.seat(0, number) for number in range(fit + 1)]
+    for number, seat in enumerate(seats):
+        world.at_gate(seat, f"m{number}", vram=vram)
+    assert [world.state(seat) for seat in seats] == [S.STARTING] * fit + [S.WAITING]
 
-    assert [world.state(world.seat(0, number)) for number in range(3)] == [S.STARTING, S.STARTING, S.WAITING]
-
-    for number in range(2):
-        world.start(world.seat(0, number))
-        world.healthy(world.seat(0, number))
+    for seat in seats[:fit]:
+        world.start(seat)
+        world.healthy(seat)
     world.tick(1)
-    assert world.state(world.seat(0, 2)) is S.WAITING, "also beside holders that could leave"
-
-
-def test_memory_bounds_the_holders_of_several_slots_also_where_the_policy_is_careless() -> None:
-    world = two_slots(policy=Careless())
-    for number in range(2):
-        world.pod(world.seat(0, number), f"m{number}", vram="50GiB")
-        world.call(world.seat(0, number))
-    assert [world.state(world.seat(0, number)) for number in range(2)] == [S.STARTING, S.WAITING]
-
-    world.start(world.seat(0, 0))
-    world.healthy(world.seat(0, 0))
-    world.tick(1)
-    assert world.state(world.seat(0, 1)) is S.WAITING, "also beside a holder that could leave"
+    assert world.state(seats[fit]) is S.WAITING, "also beside holders that could leave"
 
 
 def test_what_a_seat_was_seen_to_take_counts_where_its_pod_declares_less() -> None:
     world = two_slots(2)
     a, b = world.seat(0, 0), world.seat(0, 1)
-    world.pod(a, "a", vram="30GiB")
-    world.call(a)
-    world.start(a)
-    world.healthy(a)
-    assert world.command(ParkSeat, a).accepted
+    world.serve(a, "a", vram="30GiB")
+    world.command(ParkSeat, a)
     world.finish()
     assert world.managed(a).durable.vram_bytes == 40 * 2**30
-    world.pod(b, "b", vram="45GiB")  # fits beside 30 GiB, not beside 40
-    world.call(b)
-    world.start(b)
-    world.healthy(b)
-    assert world.state(b) is S.ACTIVE
+    world.serve(b, "b", vram="45GiB")  # fits beside 30 GiB, not beside 40
 
     world.tick(10)
     world.traffic(a, waiting=1)
@@ -104,21 +83,14 @@ def test_what_a_seat_was_seen_to_take_counts_where_its_pod_declares_less() -> No
     assert (world.state(a), world.state(b)) == (S.PARKED, S.DRAINING), "b leaves first"
 
 
-def test_a_switch_of_an_overlapping_group_leaves_no_room_for_a_container_past_the_gate(node: World) -> None:
-    switch_without_a_lease(node, group=2)
+@pytest.mark.parametrize(("group", "past"), [(2, (1, 0)), (0, (0, 2))], ids=["overlapping", "own"])
+def test_a_switch_leaves_no_room_for_a_container_past_the_gate(group: int, past: tuple[int, int]) -> None:
+    world = nested(3)
+    switch_without_a_lease(world, group)
 
-    past_the_gate(node, node.seat(1, 0))
+    past_the_gate(world, world.seat(*past))
 
-    assert node.state(node.seat(1, 0)) is S.QUARANTINED
-
-
-def test_a_switch_of_the_own_group_leaves_no_room_for_a_container_past_the_gate() -> None:
-    world = booted()
-    switch_without_a_lease(world, group=0)
-
-    past_the_gate(world, world.seat(0, 2))
-
-    assert world.state(world.seat(0, 2)) is S.QUARANTINED
+    assert world.state(world.seat(*past)) is S.QUARANTINED
 
 
 def test_one_holder_more_than_slots_is_a_broken_invariant() -> None:
@@ -170,32 +142,14 @@ def test_a_gpu_gets_grants_again_once_its_invariant_holds_whatever_message_shows
     assert not broken_on(node, node.groups[2])
 
 
-def test_a_seat_that_is_deleted_in_a_conflict_is_no_broken_invariant(node: World) -> None:
-    """It held too much in quarantine, and holds it until its processes are gone."""
-    active, past = node.seat(0, 0), node.seat(0, 1)
-    node.serve(active, "a")
-    node.pod(past, "b")
-    node.pods[past] = replace(node.pods[past], container_id="process://past", running=True)
-    node.look()
-    assert (node.state(past), node.managed(past).lease) == (S.QUARANTINED, True)
-
-    node.delete(past)
-
-    assert (node.state(past), node.managed(past).lease) == (S.RELEASING, True)
-    assert node.node.violations == 0
-
-
 def test_a_switch_on_a_broken_gpu_parks_its_victim_and_brings_nothing(node: World) -> None:
     incoming, victim = node.fill("p", "q", group=2)
     node.pod(node.seat(1, 0), "s")
     node.tick(10)
     node.traffic(incoming, waiting=1)
-    node.announce(victim)
-    node.ack(victim, in_flight=1)
+    node.answered(victim, 1)
     node.beat()
-    for _ in range(61):
-        node.tick(1)
-        node.beat()
+    node.later(1, times=61)
     assert node.node.switches["G01"].phase == "cutting"
     seem_to_hold(node, node.seat(1, 0))
     assert broken_on(node, node.groups[2])
@@ -236,16 +190,12 @@ def room_text(world: World, seat: str) -> str:
 def test_the_memory_that_is_lacking_is_shown_where_memory_is_lacking() -> None:
     world = two_slots()
     a, b, c = (world.seat(0, n) for n in range(3))
-    world.pod(a, "a", vram="50GiB")
-    world.call(a)
-    world.start(a)
+    world.loads(a, "a", vram="50GiB")
     world.pod(b, "b", vram="40GiB")
     assert room_text(world, b) == (
         "no room beside a (starting) on G0: it needs 40.0 GiB of each GPU, 30.0 GiB are free"
     )
-    world.pod(c, "c", vram="30GiB")
-    world.call(c)
-    world.start(c)
+    world.loads(c, "c", vram="30GiB")
     assert room_text(world, b) == "no room beside a (starting) on G0, c (starting) on G0", "no place is free"
 
 

@@ -46,8 +46,7 @@ def restarted(
     """A new manager with this ledger (None: it is lost) and this answer of the checkpointer."""
     known = (*world.used_tickets(), *tickets)
     world.next_manager(ledger or Ledger(lost=True), *evidence, jobs=jobs, tickets=known)
-    world.tick(4)
-    world.beat()
+    world.later(4)
 
 
 def lost(world: World) -> str:
@@ -66,8 +65,7 @@ def started(world: World, group: int, number: int = 0) -> bool:
     """Whether a container that comes now gets a ticket for this seat."""
     seat = world.seat(group, number)
     if seat not in world.pods:
-        world.pod(seat, f"m-{group}-{number}")
-        world.call(seat)
+        world.at_gate(seat, f"m-{group}-{number}")
     world.tick(300)  # longer than any container may be on its way
     world.beat()
     world.look()
@@ -76,10 +74,17 @@ def started(world: World, group: int, number: int = 0) -> bool:
     return bool(world.sent(StartTicket, seat))
 
 
-@pytest.mark.parametrize("outcome", [UNKNOWN, "active", "started", "lost"])
-def test_nothing_starts_on_the_pool_of_a_seat_whose_gpus_nothing_names(world: World, outcome: str) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, outcome))
+@pytest.mark.parametrize(
+    ("outcome", "gpus", "rebalance"),
+    [*((one, (), "true") for one in (UNKNOWN, "active", "started", "lost")), ("active", ("GPU-7",), "true"),
+     (UNKNOWN, (), "false")],
+    ids=["unknown", "active", "started", "lost", "a GPU of no group", "opted out of moves since"],
+)  # fmt: skip
+def test_nothing_starts_on_the_pool_of_a_seat_whose_gpus_nothing_names(
+    world: World, a: str, outcome: str, gpus: tuple[str, ...], rebalance: str
+) -> None:
+    world.annotate(a, rebalance=rebalance)
+    restarted(world, seen(world, a, outcome, *gpus))
 
     assert world.managed(a).facts.unlocated
     assert not any(started(world, group) for group in (1, 2, 3))
@@ -127,23 +132,6 @@ def test_evidence_about_another_container_ends_nothing(world: World) -> None:
     assert world.managed(a).facts.unlocated
 
 
-def test_gpus_of_no_group_tell_nothing(world: World) -> None:
-    a = world.seat(0, 0)
-
-    restarted(world, seen(world, a, "active", "GPU-7"))
-
-    assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
-
-
-def test_a_pod_that_opted_out_of_moves_may_have_moved_before(world: World) -> None:
-    a = world.seat(0, 0)
-    world.annotate(a, rebalance="false")
-
-    restarted(world, seen(world, a, UNKNOWN))
-
-    assert not started(world, 1)
-
-
 @pytest.mark.parametrize("outcome", [UNKNOWN, "active"])
 def test_a_seat_of_no_pool_is_at_home(world: World, outcome: str) -> None:
     (seat,) = world.fill("z", group=4)
@@ -154,8 +142,7 @@ def test_a_seat_of_no_pool_is_at_home(world: World, outcome: str) -> None:
 
 
 @pytest.mark.parametrize("ledger", ["kept", "without its last record"])
-def test_the_ledger_tells_where_it_is_unless_its_last_record_may_lack(world: World, ledger: str) -> None:
-    a = world.seat(0, 0)
+def test_the_ledger_tells_where_it_is_unless_its_last_record_may_lack(world: World, a: str, ledger: str) -> None:
     kept = recovery.ledger(world.node, "boot").model_copy(update={"lost": ledger != "kept"})
 
     restarted(world, seen(world, a, UNKNOWN), ledger=kept)
@@ -192,8 +179,7 @@ def test_a_seat_that_started_when_an_old_ledger_was_written_may_have_moved_since
     assert not started(world, 1)
 
 
-def test_a_seat_with_a_ticket_younger_than_an_old_ledger_starts_at_home(world: World) -> None:
-    a = world.seat(0, 0)
+def test_a_seat_with_a_ticket_younger_than_an_old_ledger_starts_at_home(world: World, a: str) -> None:
     ledger = old(world, S.BACKOFF)
     pod = world.pods[a] = replace(world.pods[a], running=False)
     ticket = SeatTicket(seat=a, pod_uid=pod.uid, epoch=ledger.epoch + 1, call="c", vram_bytes=0, age_seconds=1.0)
@@ -206,8 +192,9 @@ def test_a_seat_with_a_ticket_younger_than_an_old_ledger_starts_at_home(world: W
 
 def test_a_ticket_that_outlived_the_ledger_is_not_given_again_beside_a_seat_that_is_found_there_later(
     world: World,
+    a: str,
+    b: str,
 ) -> None:
-    a, b = world.seat(0, 0), world.seat(0, 1)
     world.pod(b, "b")
     ticket = SeatTicket(seat=b, pod_uid=world.pods[b].uid, epoch=1, call="c", vram_bytes=0, age_seconds=100.0)
     restarted(world, seen(world, a, UNKNOWN), tickets=(ticket,))
@@ -227,9 +214,8 @@ def test_a_ticket_that_outlived_the_ledger_is_not_given_again_beside_a_seat_that
 
 @pytest.mark.parametrize("arrives", [True, False])
 def test_a_seat_that_comes_back_from_a_group_that_nothing_tells_serves_or_starts_cold(
-    world: World, arrives: bool
+    world: World, a: str, arrives: bool
 ) -> None:
-    a = world.seat(0, 0)
     back = seen(world, a, "started")
     job = JobStatus(op="op-1", epoch=1, group="G0", activate=back)
     restarted(world, back, ledger=old(world, S.PARKED), jobs=(job,))
@@ -242,42 +228,32 @@ def test_a_seat_that_comes_back_from_a_group_that_nothing_tells_serves_or_starts
     assert world.state(a) is (S.ACTIVE if arrives else S.LOST)
 
 
-@pytest.mark.parametrize("outcome", ["lost", "started"])
-def test_a_rehearsal_revives_no_lost_seat(world: World, outcome: str) -> None:
-    a = world.seat(0, 0)
-    job = JobStatus(op=f"{REHEARSAL}1", epoch=1, group="G0", park=(seen(world, a, "started"),))
+@pytest.mark.parametrize(
+    ("outcome", "group", "container", "state"),
+    [
+        ("started", "G0", "", S.STARTING),
+        ("started", "G1", "", S.STARTING),
+        ("lost", "G0", "", S.LOST),
+        (UNKNOWN, "G0", "process://before", S.QUARANTINED),
+    ],
+    ids=["at home", "elsewhere", "lost", "of another container"],
+)
+def test_a_seat_in_its_rehearsal_is_on_the_group_of_that_job(
+    world: World, a: str, outcome: str, group: str, container: str, state: S
+) -> None:
+    """One of another container tells nothing, and none revives a lost seat."""
+    rehearsed = seen(world, a, "started")
+    rehearsed = rehearsed.model_copy(update={"container_id": container or rehearsed.container_id})
+    job = JobStatus(op=f"{REHEARSAL}1", epoch=1, group=group, park=(rehearsed,))
 
     restarted(world, seen(world, a, outcome), jobs=(job,))
 
-    assert world.state(a) is (S.LOST if outcome == "lost" else S.STARTING)
-    assert world.managed(a).facts.unlocated == (outcome == "lost")
+    assert world.state(a) is state
+    assert world.managed(a).facts.unlocated is (state is not S.STARTING)
+    assert state is not S.STARTING or world.managed(a).group.name == group
 
 
-def test_a_seat_in_its_rehearsal_is_on_the_group_of_that_job(world: World) -> None:
-    """Its engine was started on another group than its home, and the ledger is lost (seed 9002 of shape pairs)."""
-    a = world.seat(0, 0)
-    job = JobStatus(op=f"{REHEARSAL}1", epoch=1, group="G1", park=(seen(world, a, "started"),))
-
-    restarted(world, seen(world, a, "started"), jobs=(job,))
-
-    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G1")
-
-
-def test_the_rehearsal_of_another_container_tells_nothing(world: World) -> None:
-    a = world.seat(0, 0)
-    before = seen(world, a, "started").model_copy(update={"container_id": "process://before"})
-
-    restarted(
-        world,
-        seen(world, a, UNKNOWN),
-        jobs=(JobStatus(op=f"{REHEARSAL}1", epoch=1, group="G0", park=(before,)),),
-    )
-
-    assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
-
-
-def test_a_seat_that_was_being_moved_may_be_on_either_group(world: World) -> None:
-    a = world.seat(0, 0)
+def test_a_seat_that_was_being_moved_may_be_on_either_group(world: World, a: str) -> None:
     kept = recovery.ledger(world.node, "boot")
     entries = tuple(entry.model_copy(update={"state": S.MIGRATING}) for entry in kept.seats)
 
@@ -330,15 +306,6 @@ def test_a_copy_that_cannot_be_ended_is_killed_once(world: World) -> None:
     assert started(world, 1)
 
 
-def test_a_copy_whose_gpus_are_named_stays(world: World) -> None:
-    a = lost(world)
-
-    answer(world, seen(world, a, "parked", "GPU-1"))
-
-    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1")
-    assert not world.managed(a).facts.unlocated
-
-
 @pytest.mark.parametrize(("group", "gpus"), [(2, ("GPU-2",)), (4, ("GPU-3", "GPU-4"))], ids=["pool", "alone"])
 def test_a_copy_that_is_found_late_keeps_as_much_memory_as_one_that_is_found_at_the_start(
     world: World, group: int, gpus: tuple[str, ...]
@@ -378,8 +345,7 @@ def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: Worl
     assert started(world, 1)
 
 
-def test_a_deleted_pod_whose_gpus_nothing_names_keeps_the_pool(world: World) -> None:
-    a = world.seat(0, 0)
+def test_a_deleted_pod_whose_gpus_nothing_names_keeps_the_pool(world: World, a: str) -> None:
     world.pods[a] = replace(world.pods[a], deleting=True)
 
     restarted(world, seen(world, a, UNKNOWN))
@@ -391,9 +357,8 @@ def test_a_deleted_pod_whose_gpus_nothing_names_keeps_the_pool(world: World) -> 
     assert started(world, 2)
 
 
-def test_it_is_in_nobodys_way_where_it_only_may_be(world: World) -> None:
+def test_it_is_in_nobodys_way_where_it_only_may_be(world: World, a: str, b: str) -> None:
     """Its home is held by another one that the driver lists: no conflict, since it is elsewhere."""
-    a, b = world.seat(0, 0), world.seat(0, 1)
     world.serve(b, "b")
 
     restarted(world, seen(world, a, UNKNOWN), seen(world, b, "active", "GPU-0"))
@@ -404,8 +369,7 @@ def test_it_is_in_nobodys_way_where_it_only_may_be(world: World) -> None:
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
 
 
-def test_evidence_that_names_a_group_that_is_held_contradicts_itself(world: World) -> None:
-    a, b = world.seat(0, 0), world.seat(0, 1)
+def test_evidence_that_names_a_group_that_is_held_contradicts_itself(world: World, a: str, b: str) -> None:
     world.serve(b, "b")
     restarted(world, seen(world, a, UNKNOWN), seen(world, b, "active", "GPU-0"))
 
@@ -472,8 +436,7 @@ def test_a_copy_with_an_open_ticket_keeps_its_lease_when_it_is_found(world: Worl
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
 
 
-def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World) -> None:
-    a, b = world.seat(0, 0), world.seat(0, 1)
+def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World, a: str, b: str) -> None:
     world.managed(a).group = world.managed(a).memory_on = world.groups[0]
     world.pod(b, "b")
     world.tick(10)
@@ -493,8 +456,7 @@ def test_operators_learn_why_and_what_to_do(world: World) -> None:
     world.serve(c, "c")
     restarted(world, seen(world, a, UNKNOWN), seen(world, c, "active", "GPU-2"))
     waiting = world.seat(2, 1)
-    world.pod(waiting, "w")
-    world.call(waiting)
+    world.at_gate(waiting, "w")
     world.tick(1)
 
     assert "delete its pod" in world.stage(a).text
