@@ -11,31 +11,29 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core import resting
 from services.gpu_manager.core.inputs import ForeignProcessesSeen, WallTime
 from tests.manager.test_foreign import ID, Processes, proc, watching
-from tests.manager.world import World
-
-GIB = 2**30
+from tests.manager.world import GIB, World
 
 
-def held(world: World, seat: str, size: int, *, since: float = 0.5, gpu: str = "GPU-0") -> ForeignProcessesSeen:
+def held(world: World, seat: str, size: int, *, since: float = 0.5) -> ForeignProcessesSeen:
     """``since``: seconds after it entered its state."""
     managed = world.managed(seat)
     container = managed.durable.container_id
-    return ForeignProcessesSeen((), held={container: {gpu: size}}, since=WallTime(managed.entered_wall + since))
+    return ForeignProcessesSeen((), held={container: {"GPU-0": size}}, since=WallTime(managed.entered_wall + since))
 
 
 def beside(world: World, backend: str = "unload") -> tuple[str, str]:
     """A parked seat and the active one of its group."""
-    seats = world.fill("a", "b", backend="unload" if backend == "vllm" else backend)
-    for seat in seats if backend == "vllm" else ():
-        world.annotate(seat, backend=backend)  # without its rehearsal
-    active = next(seat for seat in seats if world.state(seat) is S.ACTIVE)
-    parked = next(seat for seat in seats if world.state(seat) is S.PARKED)
+    parked, active = world.fill("a", "b", backend="unload" if backend == "vllm" else backend)
+    for seat in (parked, active):
+        world.annotate(seat, backend=backend)  # of vLLM without its rehearsal
+    if backend == "restart":
+        world.end_processes(parked)
     return parked, active
 
 
-@pytest.mark.parametrize("backend", ["unload", "vllm", "cuda"])
+@pytest.mark.parametrize("backend", ["unload", "vllm", "cuda", "restart"])
 def test_a_parked_seat_that_has_memory_beside_another_is_ended_and_holds_until_then(world: World, backend: str) -> None:
-    """One request past the router loads 30 GiB."""
+    """One request past the router loads 30 GiB; or ``kubectl exec`` of a CUDA program where kyb-run is alone."""
     parked, active = beside(world, backend)
     world.receive(held(world, parked, 30 * GIB))
     seat = world.managed(parked)
@@ -112,19 +110,6 @@ def test_an_engine_whose_park_was_not_measured_keeps_what_a_park_may_leave(world
     assert world.state(parked) is S.PARKED
     world.receive(held(world, parked, 20 * GIB))
     assert world.state(parked) is S.LOST
-
-
-def test_a_process_in_a_container_whose_engine_rests_is_ended(world: World) -> None:
-    """``kubectl exec`` of a CUDA program in a container that kyb-run keeps."""
-    parked, active = beside(world, "restart")
-    world.end_processes(parked)
-    assert world.managed(parked).acts_as is S.WAITING
-    world.receive(held(world, parked, GIB))
-    assert (world.state(parked), world.managed(parked).lease) == (S.LOST, True)
-    assert world.state(active) is S.ACTIVE
-    assert [job.target.seat for job in world.effects if isinstance(job, KillJob)] == [parked]
-    world.end_processes(parked)
-    assert (world.state(parked), world.managed(parked).lease) == (S.WAITING, False)
 
 
 async def test_what_was_in_use_in_both_of_two_reads_is_held_since_the_first_began(tmp_path: Path) -> None:

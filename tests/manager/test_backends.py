@@ -1,15 +1,14 @@
 """The backend of a seat: rehearsed before it serves, demoted after two failures, remembered in the ledger."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kybernate.engines import next_backend
-from kybernate.messages import AskJobs, JobReply, SeatActivated, SeatProgress, SwitchJob
+from kybernate.messages import JobReply, JobStatus, SeatActivated, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
-from services.gpu_manager.core.inputs import BusChanged, JobAnswered, JobsReported, Recovered, RecoveryBegun, WallTime
+from services.gpu_manager.core.inputs import JobAnswered, JobsReported, Recovered, WallTime
 from services.gpu_manager.core.obstacles import of_group
 from services.gpu_manager.core.riders.rehearsal import Rehearsals, halves
 from services.gpu_manager.ledger import Ledger
@@ -19,9 +18,7 @@ from tests.manager.world import World, status
 def starting(world: World, backend: str = "vllm") -> str:
     """A seat whose engine is healthy for the first time."""
     seat = world.seat(0, 0)
-    world.pod(seat, "a", backend=backend)
-    world.call(seat)
-    world.start(seat)
+    world.loads(seat, "a", backend=backend)
     world.healthy(seat)
     return seat
 
@@ -34,8 +31,7 @@ def next_job(world: World, seat: str) -> SwitchJob:
     """The job of the next switch that parks this seat, drained as obedient routers do."""
     known = {effect.op for effect in world.effects if isinstance(effect, SwitchJob)}
     for _ in range(2000):
-        world.tick(0.5)
-        world.beat()
+        world.later(0.5)
         world.drains_end()
         job = world.last(SwitchJob)
         if job.op not in known:
@@ -44,15 +40,21 @@ def next_job(world: World, seat: str) -> SwitchJob:
     raise AssertionError("it is not parked")
 
 
-def failing(world: World, seat: str, *outcomes: str, refused: bool = False) -> None:
-    """Parks of this active seat that fail and end like this."""
+def parked(job: SwitchJob, outcome: str, activate: str, **fields: object) -> JobStatus:
+    """The end of a job; ``fields``: what is said of its park."""
+    report = status(job, outcome, activate)
+    return report.model_copy(update={"park": tuple(one.model_copy(update=fields) for one in report.park)})
+
+
+def not_parked(world: World, job: SwitchJob, **fields: object) -> None:
+    found = parked(job, "active", "pending", **fields)
+    world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(found,))))
+
+
+def failing(world: World, seat: str, *, refused: bool = False) -> None:
+    """A park of this active seat fails."""
     world.traffic(world.seat(0, 1), waiting=1)
-    for outcome in outcomes:
-        job = next_job(world, seat)
-        report = status(job, outcome, "pending")
-        update = {"failed": not refused, "refused": refused}
-        park = tuple(one.model_copy(update=update) for one in report.park)
-        world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+    not_parked(world, next_job(world, seat), failed=not refused, refused=refused)
 
 
 def serving(world: World, **annotations: str) -> str:
@@ -126,8 +128,7 @@ def test_a_seat_whose_rehearsal_left_its_engine_parked_is_parked_and_activated_o
     world.progress(job, "parked", "parked")
     assert (world.state(seat), world.managed(seat).lease) == (S.PARKED, False)
     for _ in range(3):  # the next manager waits for routers first
-        world.tick(1)
-        world.beat()
+        world.later(1)
         world.traffic(seat, waiting=1)
     world.settle()
     assert world.state(seat) is S.ACTIVE
@@ -150,14 +151,11 @@ def test_an_engine_that_its_rehearsal_left_frozen_is_parked_although_no_report_c
     assert world.state(seat) is S.PARKED
 
 
-def test_the_checkpointer_is_not_asked_about_a_rehearsal_that_may_be_on_its_way_to_it(world: World) -> None:
+def test_the_checkpointer_is_not_asked_about_a_rehearsal_that_may_be_on_its_way_to_it(world: World, a: str) -> None:
     """It did not know the job yet, which counted as a lost journal: the engine rehearsed a second time."""
-    seat = world.seat(0, 0)
-    world.pod(seat, "a", backend="vllm")
-    world.call(seat)
-    world.start(seat)
+    world.loads(a, "a", backend="vllm")
     world.tick(view.LATE_START_SECONDS)
-    world.healthy(seat)
+    world.healthy(a)
 
     def asked() -> set[str]:
         before = WallTime(world.now.wall - 1.0)
@@ -169,7 +167,7 @@ def test_the_checkpointer_is_not_asked_about_a_rehearsal_that_may_be_on_its_way_
     assert asked() == {job.op}
     world.progress(job)
     world.tick(view.LATE_START_ASK_SECONDS)
-    assert (world.state(seat), asked()) == (S.STARTING, set()), "it is over"
+    assert (world.state(a), asked()) == (S.STARTING, set()), "it is over"
 
 
 def test_a_rehearsal_that_left_an_earlier_container_parked_tells_nothing(world: World) -> None:
@@ -178,11 +176,6 @@ def test_a_rehearsal_that_left_an_earlier_container_parked_tells_nothing(world: 
     world.managed(seat).durable.container_id = "process://next"
     world.progress(job, "parked", "parked")
     assert world.state(seat) is S.STARTING
-
-
-def test_a_seat_that_the_driver_parks_needs_no_rehearsal(world: World) -> None:
-    assert world.state(starting(world, "cuda")) is S.ACTIVE
-    assert not rehearsals(world)
 
 
 def test_a_manager_that_starts_during_a_rehearsal_goes_on_with_the_start(world: World) -> None:
@@ -201,21 +194,19 @@ def test_an_engine_whose_rehearsal_goes_on_serves_only_after_it_also_if_the_ledg
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
 
 
-def test_a_pod_gets_engine_keys_of_no_other_namespace(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a", backend="vllm", **{"engine-key": "team-b.k"})
-    world.pods[seat] = replace(world.pods[seat], namespace="team-a")
-    world.look()
-    assert world.managed(seat).target().engine_key == "team-a.team-b.k"
-    world.pod(seat, "a", backend="vllm")
-    assert world.managed(seat).target().engine_key == ""
+def test_a_pod_gets_engine_keys_of_no_other_namespace(world: World, a: str) -> None:
+    world.pod(a, "a", backend="vllm", **{"engine-key": "team-b.k"})
+    world.shows(a, namespace="team-a")
+    assert world.managed(a).target().engine_key == "team-a.team-b.k"
+    world.pod(a, "a", backend="vllm")
+    assert world.managed(a).target().engine_key == ""
 
 
 def test_a_backend_that_fails_twice_is_demoted_also_after_a_restart(world: World) -> None:
     seat = serving(world)
-    failing(world, seat, "active")
+    failing(world, seat)
     assert (world.managed(seat).backend, halves(world.managed(seat)).failures) == ("fake", 1)
-    failing(world, seat, "active")
+    failing(world, seat)
     assert world.managed(seat).backend == "restart"
     assert halves(world.managed(seat)).demoted.startswith("fake failed 2 times in a row: made active")
     assert world.managed(seat).target().backend == "restart"
@@ -228,16 +219,13 @@ def test_a_seat_whose_engine_cannot_be_asked_is_shown_until_it_can(world: World)
     seat = serving(world)
     for unverified in ("GET /health: refused", ""):
         world.traffic(world.seat(0, 1), waiting=1)
-        job = next_job(world, seat)
-        report = status(job, "active", "pending")
-        park = tuple(one.model_copy(update={"unverified": unverified}) for one in report.park)
-        world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+        not_parked(world, next_job(world, seat), unverified=unverified)
         assert halves(world.managed(seat)).unverified == unverified
 
 
 def test_a_success_between_two_failures_demotes_nothing(world: World) -> None:
     seat = serving(world)
-    failing(world, seat, "active")
+    failing(world, seat)
     assert halves(world.managed(seat)).failures == 1
     world.progress(next_job(world, seat))
     assert world.state(seat) is S.PARKED
@@ -248,12 +236,12 @@ def test_a_success_between_two_failures_demotes_nothing(world: World) -> None:
 def test_two_refused_parks_in_a_row_lead_to_the_next_way(world: World, backend: str, below: str) -> None:
     """Before, a refusal by a rule of the driver kept its neighbours waiting for ever."""
     seat = serving(world, backend=backend)
-    failing(world, seat, "active", refused=True)
+    failing(world, seat, refused=True)
     assert world.managed(seat).backend == backend
     world.traffic(world.seat(0, 1), waiting=1)
     text = next(one.text for one in of_group(world.node, world.groups[0], world.now))
     assert text.startswith("group G0 pauses: a was not parked: ")
-    failing(world, seat, "active", refused=True)
+    failing(world, seat, refused=True)
     assert world.managed(seat).backend == below
 
 
@@ -286,9 +274,7 @@ def judged(world: World, seat: str, outcome: str, times: int = 1, **more: Any) -
 def test_a_failed_rehearsal_demotes_at_once(world: World) -> None:
     seat = starting(world)
     (job,) = rehearsals(world)
-    report = status(job, "active", "pending")
-    park = tuple(one.model_copy(update={"failed": True, "reason": "it kept its memory"}) for one in report.park)
-    world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+    not_parked(world, job, failed=True, reason="it kept its memory")
     assert (world.managed(seat).backend, halves(world.managed(seat)).failures) == ("cuda", 0)
 
 
@@ -322,22 +308,16 @@ def test_a_failed_park_counts_also_where_it_ended_while_no_manager_ran(world: Wo
     world.traffic(world.seat(0, 1), waiting=1)
     job = next_job(world, seat)
     ledger = recovery.ledger(world.node, "boot")
-    report = status(job, "active", "pending")
-    report = report.model_copy(update={"park": (report.park[0].model_copy(update={"failed": True}),)})
-    parked = world.seen(world.seat(0, 1), "parked")
+    report = parked(job, "active", "pending", failed=True)
+    other = world.seen(world.seat(0, 1), "parked")
     for _ in range(2):
-        world.board = world.new_board()
-        world.receive(BusChanged(True))
-        asked = world.receive(RecoveryBegun(world.owners(), ledger))
-        assert [one.ops for one in asked if isinstance(one, AskJobs)] == [(job.op,)]
-        reply = JobReply(accepted=True, jobs=(report,), seats=(*report.park, parked))
+        assert world.question(ledger).ops == (job.op,)
+        reply = JobReply(accepted=True, jobs=(report,), seats=(*report.park, other))
         world.receive(Recovered(world.owners(), ledger, reply))
         assert world.state(seat) is S.ACTIVE
         assert halves(world.managed(seat)).failures == 1, "once: the ledger has not seen it end"
     ledger = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
-    asked = world.receive(RecoveryBegun(world.owners(), ledger))
-    assert [one.ops for one in asked if isinstance(one, AskJobs)] == [()], "the ledger has seen it end"
+    assert world.question(ledger).ops == (), "the ledger has seen it end"
     world.receive(Recovered(world.owners(), ledger, reply))
     assert halves(world.managed(seat)).failures == 1
 
@@ -348,10 +328,7 @@ def test_what_a_park_has_left_is_known_also_where_it_ended_while_no_manager_ran(
     world.traffic(world.seat(0, 1), waiting=1)
     job = next_job(world, seat)
     ledgers = [recovery.ledger(world.node, "boot")]
-    kept = {"vram_bytes": 48, "residue_bytes": 3}
-    report = status(job, "parked", "parked")
-    report = report.model_copy(update={"park": (report.park[0].model_copy(update=kept),)})
-    assert report.activate is not None
+    report = parked(job, "parked", "parked", vram_bytes=48, residue_bytes=3)
     comes = report.activate.model_copy(update={"outcome": "started", "reason": ""})
     under_way = report.model_copy(update={"activate": comes, "done": False})
     world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(under_way,))))
@@ -360,9 +337,7 @@ def test_what_a_park_has_left_is_known_also_where_it_ended_while_no_manager_ran(
     back = report.activate.model_copy(update={"residue_bytes": 1})
     reply = JobReply(accepted=True, jobs=(report.model_copy(update={"activate": back}),), seats=(*report.park, back))
     for ledger in ledgers:
-        world.board = world.new_board()
-        world.receive(BusChanged(True))
-        world.receive(RecoveryBegun(world.owners(), ledger))
+        world.question(ledger)
         world.receive(Recovered(world.owners(), ledger, reply))
         assert world.state(seat) is S.PARKED
         durable = world.managed(seat).durable

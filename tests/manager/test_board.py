@@ -1,13 +1,10 @@
 """The board, as lists of messages."""
 
-from dataclasses import replace
-
 import pytest
 
 from kybernate.messages import (
     ActivateSeat,
     JobReply,
-    KillJob,
     ParkSeat,
     PinSeat,
     Presence,
@@ -33,22 +30,6 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.seat_pod import Owners
 from tests.manager.world import World
-
-
-def test_a_pod_waits_at_the_gate_until_its_group_is_free(world: World) -> None:
-    first, second = world.seat(0, 0), world.seat(0, 1)
-    world.pod(first, "a")
-    world.pod(second, "b")
-    assert world.state(first) is S.WAITING
-
-    world.call(first)
-    world.call(second)
-
-    assert world.state(first) is S.STARTING
-    assert world.state(second) is S.WAITING
-    (ticket,) = [effect for effect in world.effects if isinstance(effect, StartTicket)]
-    assert (ticket.seat, ticket.pod_uid) == (first, "uid-a")
-    assert (ticket.call, ticket.epoch) == ("call-1", world.managed(first).epoch)
 
 
 def test_a_request_for_a_parked_seat_drains_parks_and_activates_with_one_cause(world: World) -> None:
@@ -94,8 +75,7 @@ def test_nothing_is_parked_while_a_router_still_forwards(world: World) -> None:
 def test_an_incomplete_drain_is_no_drain(world: World, gap: str) -> None:
     a, b = world.fill("a", "b")
     world.router("router-1", "x")
-    world.tick(5)
-    world.beat()
+    world.later(5)
     world.traffic(a, waiting=1)
     if gap != "no announcement":
         world.announce(b)
@@ -130,8 +110,7 @@ def test_a_drain_does_not_wait_for_a_router_that_left_but_for_another_one_of_its
     a, b = world.fill("a", "b")
     for incarnation in ("x", "y"):
         world.router("router-1", incarnation)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.switch(b, a)
 
     def leave(incarnation: str) -> None:
         gone = Presence(cause="p", component="router", instance="router-1", incarnation=incarnation, leaving=True)
@@ -165,19 +144,6 @@ def test_a_failed_park_leaves_the_victim_serving_and_is_not_tried_at_once(world:
     assert not world.node.switches
     world.tick(5)
     assert world.state(b) is S.DRAINING
-
-
-def test_a_seat_lost_in_its_restore_is_killed_and_starts_cold(world: World) -> None:
-    a, b = world.drained_switch()
-
-    world.progress(world.job(), "parked", "lost")
-    assert world.state(a) is S.LOST
-    assert isinstance(world.last(KillJob), KillJob)
-    world.tick(5)
-    assert world.state(b) is S.PARKED, "nothing is granted while the lost seat may hold VRAM"
-    world.end_processes(a)
-
-    assert world.state(a) is S.WAITING
 
 
 def test_an_unanswered_job_is_sent_again_with_the_same_name(world: World) -> None:
@@ -215,20 +181,6 @@ def test_without_the_bus_nothing_is_evicted_and_afterwards_routers_have_to_be_kn
     assert world.state(b) is S.DRAINING
 
 
-def test_a_crashed_container_gives_its_group_away_and_comes_back_through_the_gate(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.exit(b)
-    assert world.state(b) is S.BACKOFF
-    world.traffic(a, waiting=1)
-    assert world.state(a) is S.ACTIVATING
-
-    world.finish()
-    world.call(b)
-
-    assert world.state(b) is S.WAITING
-    assert not any(isinstance(e, StartTicket) for e in world.effects[-1:])
-
-
 def test_a_new_call_means_that_the_container_exited_even_before_the_pod_list_says_so(world: World) -> None:
     (a,) = world.fill("a")
 
@@ -240,31 +192,27 @@ def test_a_new_call_means_that_the_container_exited_even_before_the_pod_list_say
     assert [e.state for e in world.events(a)][-3:] == [S.BACKOFF, S.WAITING, S.STARTING]
 
 
-def test_the_gate_may_be_asked_again_when_an_answer_was_lost(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
-    world.call(seat)
-    first = world.managed(seat).epoch
+def test_the_gate_may_be_asked_again_when_an_answer_was_lost(world: World, a: str) -> None:
+    world.at_gate(a, "a")
+    first = world.managed(a).epoch
 
-    world.call(seat)
+    world.call(a)
     world.look(2)
 
     ticket = world.last(StartTicket)
-    assert ticket.call == world.calls[seat].call
+    assert ticket.call == world.calls[a].call
     assert ticket.epoch > first
 
 
-def test_a_ticket_without_a_process_is_taken_back_after_270_seconds_of_kubelet(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
-    world.call(seat)
+def test_a_ticket_without_a_process_is_taken_back_after_270_seconds_of_kubelet(world: World, a: str) -> None:
+    world.at_gate(a, "a")
     world.calls.clear()
 
     world.wait(269)
-    assert world.state(seat) is S.STARTING
+    assert world.state(a) is S.STARTING
     world.wait(2)
 
-    assert world.state(seat) is S.WAITING
+    assert world.state(a) is S.WAITING
 
 
 def test_a_deleted_pod_keeps_its_gpus_until_its_processes_are_gone(world: World) -> None:
@@ -295,8 +243,7 @@ def test_demand_for_a_model_without_a_seat_goes_to_one_seat(world: World) -> Non
     world.finish()
     assert world.state(a) is S.ACTIVE
     world.traffic(b, waiting=1, cause="req-b")
-    world.tick(16)
-    world.beat()
+    world.later(16)
 
     assert world.state(a) is S.DRAINING, "its level expired, another seat waits"
 
@@ -311,16 +258,6 @@ def test_a_late_older_signal_of_a_source_changes_nothing(world: World) -> None:
 
 
 class TestCommands:
-    def test_an_operator_activates_a_seat(self, world: World) -> None:
-        a, _ = world.fill("a", "b")
-        world.tick(10)
-
-        assert world.wish(a).accepted
-        world.finish()
-
-        assert world.state(a) is S.ACTIVE
-        assert world.managed(a).usage.wanted_since is None
-
     def test_a_wish_lapses(self, world: World) -> None:
         a, b = world.fill("a", "b")
         world.receive(BusChanged(False))
@@ -330,17 +267,6 @@ class TestCommands:
         world.tick(4)
 
         assert world.state(b) is S.ACTIVE
-
-    def test_an_operator_parks_a_seat(self, world: World) -> None:
-        _, b = world.fill("a", "b")
-        world.tick(10)
-
-        assert world.command(ParkSeat, b).accepted
-        assert world.state(b) is S.DRAINING
-        world.finish()
-
-        assert world.state(b) is S.PARKED
-        assert world.command(ParkSeat, b).accepted
 
     def test_a_pinned_seat_is_activated_and_never_evicted(self, world: World) -> None:
         a, b = world.fill("a", "b")
@@ -369,26 +295,10 @@ class TestCommands:
         assert world.command(ActivateSeat, b, actor="router").reason == why, "the router's answer names the model"
         assert world.command(ParkSeat, a).reason == "qwen3-32b is pinned; unpin it first"
 
-    def test_a_command_about_an_unknown_seat_is_refused(self, world: World) -> None:
-        reply = world.command(ActivateSeat, "1x-nope.s00")
-
-        assert (reply.accepted, reply.code) == (False, "unknown-seat")
-        assert reply.reason
-
 
 def test_an_unknown_input_is_a_bug_and_says_so(world: World) -> None:
     with pytest.raises(TypeError, match="does not know"):
         world.receive(object())
-
-
-def test_a_seat_keeps_its_owner_while_the_pod_list_repeats_itself(world: World) -> None:
-    (a,) = world.fill("a")
-    events = len(world.events(a))
-
-    for _ in range(5):
-        world.receive(PodsSeen(world.owners()))
-
-    assert len(world.events(a)) == events
 
 
 def test_a_pod_that_kubelet_still_lists_keeps_its_seat_when_devices_are_forgotten(world: World) -> None:
@@ -402,15 +312,7 @@ def test_a_pod_that_kubelet_still_lists_keeps_its_seat_when_devices_are_forgotte
 class TestPastTheGate:
     def restart(self, world: World, seat: str) -> None:
         """Kubelet starts the container again without asking the gate."""
-        world.pods[seat] = replace(world.pods[seat], container_id="process://999", running=True)
-        world.look()
-
-    def test_a_container_that_comes_without_a_ticket_takes_a_free_group(self, world: World) -> None:
-        (a,) = world.fill("a")
-        self.restart(world, a)
-
-        assert world.state(a) is S.STARTING
-        assert world.managed(a).lease
+        world.shows(seat, container_id="process://999", running=True)
 
     def test_one_that_meets_another_holder_is_quarantined_until_it_is_alone(self, world: World) -> None:
         a, b = world.fill("a", "b")
@@ -463,43 +365,25 @@ class TestPastTheGate:
         assert world.state(a) is state
 
 
-def test_an_engine_that_loads_starts_on_when_its_quarantine_ends(world: World) -> None:
+def test_an_engine_that_loads_starts_on_when_its_quarantine_ends(world: World, a: str) -> None:
     """The driver could not be read for a moment."""
-    seat = world.seat(0, 0)
-    world.pod(seat, "a")
-    world.call(seat)
-    world.start(seat)
+    world.loads(a, "a")
     world.tick(61)
-    world.look_at(seat, "quarantined")
-    assert world.state(seat) is S.QUARANTINED
+    world.look_at(a, "quarantined")
+    assert world.state(a) is S.QUARANTINED
 
-    world.look_at(seat, "active")
+    world.look_at(a, "active")
 
-    assert world.state(seat) is S.STARTING
-    world.healthy(seat)
-    assert world.state(seat) is S.ACTIVE
-
-
-@pytest.mark.parametrize(("outcome", "state"), [("active", S.ACTIVE), ("parked", S.PARKED), ("gone", S.BACKOFF)])
-def test_quarantine_ends_as_the_driver_reports(world: World, outcome: str, state: S) -> None:
-    a, b = world.drained_switch()
-    world.progress(world.job(), "quarantined", "pending")
-    assert world.state(b) is S.QUARANTINED
-    world.traffic(a)
-    assert world.state(a) is S.PARKED
-
-    world.look_at(b, outcome)
-
-    assert world.state(b) is state
+    assert world.state(a) is S.STARTING
+    world.healthy(a)
+    assert world.state(a) is S.ACTIVE
 
 
 def test_nothing_is_parked_while_a_router_may_go_by_an_answer_over_http(world: World) -> None:
     a, b = world.fill("a", "b")
-    world.tick(10)
-    world.beat()
+    world.later(10)
     world.receive(RouterAskedOverHttp())
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.switch(b, a)
     assert world.state(b) is S.DRAINING
 
     world.tick(1.6)
@@ -508,15 +392,12 @@ def test_nothing_is_parked_while_a_router_may_go_by_an_answer_over_http(world: W
     assert world.state(b) is S.PARKING
 
 
-def test_a_drain_for_a_container_at_the_gate_does_not_turn_back_between_two_calls(world: World) -> None:
+def test_a_drain_for_a_container_at_the_gate_does_not_turn_back_between_two_calls(world: World, b: str) -> None:
     (a,) = world.fill("a")
     world.traffic(a, in_flight=1)
-    b = world.seat(0, 1)
-    world.pod(b, "b")
-    world.call(b)
+    world.at_gate(b, "b")
     for _ in range(300):  # beyond the cap on waiting
-        world.tick(1)
-        world.beat()
+        world.later(1)
         world.traffic(a, in_flight=1)
         if world.state(a) is S.DRAINING:
             break
@@ -528,24 +409,3 @@ def test_a_drain_for_a_container_at_the_gate_does_not_turn_back_between_two_call
     world.tick(1)
 
     assert world.state(a) is S.DRAINING
-
-
-def test_a_seat_that_does_not_come_back_leaves_the_group_to_others(world: World) -> None:
-    """The one that waits longest would be tried first after each pause, for ever."""
-    a, b, _ = world.fill("a", "b", "c")
-    world.tick(20)
-    world.traffic(a, waiting=8, oldest=30.0)
-    world.quiet(world.seat(0, 2))
-    world.traffic(b, waiting=1)
-    world.progress(world.job(), "parked", "parked")
-    assert world.state(a) is S.PARKED
-
-    world.tick(0.6)
-    assert world.state(b) is S.ACTIVATING
-    world.finish()
-    world.traffic(b)
-    world.tick(3)
-    world.beat()
-    world.quiet(b)
-    world.finish()
-    assert world.state(a) is S.ACTIVE

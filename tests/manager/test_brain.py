@@ -56,7 +56,6 @@ def test_a_policy_that_fails_is_replaced_for_that_look(kind: str) -> None:
 
     decision = brain.decide(TWO)
 
-    assert isinstance(decision, Switch)
     assert (decision.activate, decision.evict) == ("few", "i")
     assert "policy mine failed" in decision.reason
     assert brain.errors == 1

@@ -61,13 +61,14 @@ async def test_a_job_whose_answer_is_due_is_not_sent_again(job: ReleaseJob | Swi
         assert received == [JobAnswered(job, JobReply(accepted=True))]
 
 
+async def refuse(*_: object, **__: object) -> JobReply:
+    raise BusError("a message of 5000000 bytes: the node bus takes 4194304")
+
+
 @pytest.mark.parametrize("job", [RELEASE, SWITCH], ids=["release", "switch"])
 async def test_a_job_that_the_bus_does_not_take_is_logged_once_and_counts_as_not_answered(
     job: ReleaseJob | SwitchJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(*_: object, **__: object) -> JobReply:
-        raise BusError("a message of 5000000 bytes: the node bus takes 4194304")
-
     monkeypatch.setattr(jobs, "ASK_SECONDS", 0.0)
     with capture_logs() as logs:
         async with serving(type(job)) as (client, _, received):
@@ -79,9 +80,6 @@ async def test_a_job_that_the_bus_does_not_take_is_logged_once_and_counts_as_not
 
 
 async def test_jobs_that_the_bus_does_not_take_are_remembered_by_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def refuse(*_: object, **__: object) -> JobReply:
-        raise BusError("a message of 5000000 bytes: the node bus takes 4194304")
-
     ops = [f"G0-{number}" for number in range(3)]
     with capture_logs() as logs:
         async with serving(SwitchJob) as (client, _, _):

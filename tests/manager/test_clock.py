@@ -2,12 +2,10 @@
 
 import pytest
 
-from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager import publish
 from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.demand import MOST_DURATIONS
-from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.stage import Clock
 from services.gpu_manager.metrics import _seats
@@ -18,10 +16,8 @@ def parks(world: World, victim: str, incoming: str, seconds: float) -> None:
     """One switch, in which the park takes so long."""
     world.tick(30.0)
     world.traffic(victim)
-    world.traffic(incoming, waiting=1)
-    world.quiet(victim)
-    job = world.job()
-    world.receive(JobAnswered(job, JobReply(accepted=True)))
+    world.switch(victim, incoming)
+    job = world.journaled()
     assert world.state(victim) is S.PARKING
     world.tick(seconds)
     world.progress(job)
@@ -55,8 +51,7 @@ def test_why_and_the_row_have_the_clock_of_a_park(world: World) -> None:
     a, b = world.fill("a", "b")
     world.node.learning.durations["b fake parking"] = [3.0, 4.0, 30.0]
     world.tick(30.0)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.switch(b, a)
     began = world.now.unix
     world.tick(12.0)
 
@@ -74,8 +69,7 @@ def test_why_and_the_row_have_the_clock_of_a_park(world: World) -> None:
 def test_a_start_without_a_process_and_a_drain_have_deadlines(world: World) -> None:
     a, b = world.fill("a", "b")
     late = world.seat(1, 0)
-    world.pod(late, "c")
-    world.call(late)
+    world.at_gate(late, "c")
     assert world.state(late) is S.STARTING
     given = world.now.unix
     world.tick(30.0)
@@ -83,8 +77,7 @@ def test_a_start_without_a_process_and_a_drain_have_deadlines(world: World) -> N
 
     world.traffic(a, waiting=1)
     assert clock(world.node, world.managed(b), world.now).deadline is None, "its time begins when it is announced"
-    world.announce(b)
-    world.ack(b, in_flight=1)
+    world.answered(b, 1)
     announced = world.wall
     world.tick(12.0)
     assert clock(world.node, world.managed(b), world.now).deadline == announced + 60.0
@@ -95,8 +88,7 @@ def test_the_gate_text_has_no_seconds_that_pass(world: World) -> None:
     """Kubernetes counts equal Events as one."""
     world.drained_switch()
     late = world.seat(0, 2)
-    world.pod(late, "c")
-    world.call(late)
+    world.at_gate(late, "c")
     before = publish.gate_texts(world.node, world.now)[late]
     world.tick(3.0)
 
@@ -132,8 +124,7 @@ def test_a_late_phase_has_a_sample(world: World) -> None:
     a, b = world.fill("a", "b")
     world.node.learning.durations["b fake parking"] = [1.0]
     world.tick(30.0)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.switch(b, a)
     values = []
     for _ in range(2):
         named = [one for one in _seats(world.node, world.now) if one.name == "kybernate_phase_late"]

@@ -17,8 +17,7 @@ def answer(world: World, seat: str, *, seconds_ago: float, container_id: str | N
 
 def test_an_answer_to_a_question_from_before_the_routers_were_quiet_proves_nothing(world: World) -> None:
     _, b = world.draining()
-    world.announce(b)
-    world.ack(b)
+    world.answered(b)
 
     answer(world, b, seconds_ago=0.5)
     assert world.state(b) is S.DRAINING, "a router may have sent a request after it"
@@ -31,8 +30,7 @@ def test_an_answer_to_a_question_from_before_the_routers_cut_their_streams_prove
     _, b = world.draining()
     world.announce(b)
     for _ in range(61):
-        world.tick(1)
-        world.beat()
+        world.later(1)
         world.ack(b, in_flight=1)
     jobs = sum(isinstance(effect, SwitchJob) for effect in world.effects)
     assert (world.state(b), world.node.switches["G0"].phase) == (S.PARKING, "cutting")
@@ -50,8 +48,7 @@ def test_an_answer_to_a_question_from_before_the_routers_cut_their_streams_prove
 
 def test_an_engine_of_another_container_proves_nothing(world: World) -> None:
     _, b = world.draining()
-    world.announce(b)
-    world.ack(b)
+    world.answered(b)
 
     answer(world, b, seconds_ago=0.0, container_id="process://999")
 
@@ -74,8 +71,7 @@ def test_the_roster_entry_of_an_earlier_drain_announces_nothing(world: World) ->
 def test_a_deadline_waits_for_the_roster(world: World) -> None:
     _, b = world.draining()
     for _ in range(100):  # the roster cannot be written: its servers have no leader, or have lost it
-        world.tick(1)
-        world.beat()
+        world.later(1)
         world.ack(b, in_flight=1)
     assert world.state(b) is S.DRAINING, "a router that starts now reads that it is active"
     assert view.next_wake(world.node, world.now) > 0.1, "nothing is due until the row is written"
@@ -102,15 +98,13 @@ def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
 
 def test_an_engine_that_was_idle_while_the_bus_was_away_is_asked_again_once_the_routers_are_known(world: World) -> None:
     _, b = world.draining()
-    world.announce(b)
-    world.ack(b)
+    world.answered(b)
     world.receive(BusChanged(False))
     world.idle(b)
     world.receive(BusChanged(True))
     assert world.state(b) is S.DRAINING
 
-    world.tick(4)
-    world.beat()
+    world.later(4)
     world.ack(b)
     assert world.state(b) is S.DRAINING
     world.idle(b)
@@ -119,11 +113,8 @@ def test_an_engine_that_was_idle_while_the_bus_was_away_is_asked_again_once_the_
 
 def test_after_a_return_of_the_bus_a_deadline_waits_for_the_routers_too(world: World) -> None:
     _, b = world.draining()
-    world.announce(b)
-    world.ack(b, in_flight=1)
-    for _ in range(58):
-        world.tick(1)
-        world.beat()
+    world.answered(b, 1)
+    world.later(1, times=58)
     world.receive(BusChanged(False))
     world.tick(5)
     world.receive(BusChanged(True))
@@ -141,8 +132,7 @@ def test_seats_in_the_way_of_a_larger_group_drain_only_with_the_bus_and_known_ro
     (a,), (b,), pair = world.fill("a", group=0), world.fill("b", group=1), world.seat(2, 0)
     world.tick(300)
     world.receive(BusChanged(False))
-    world.pod(pair, "p")
-    world.call(pair)
+    world.at_gate(pair, "p")
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
 
     world.receive(BusChanged(True))
@@ -182,13 +172,11 @@ def test_a_router_that_acknowledges_nothing_loses_its_lease_and_is_waited_for_on
     evil = Presence(cause="p", component="router", instance="evil", incarnation="e", sent=1.0)
     a, b = world.draining()
     world.receive(evil)
-    world.announce(b)
-    world.ack(b)
+    world.answered(b)
 
     def pass_by(seconds: float) -> None:
         for _ in range(int(seconds / 0.5)):
-            world.tick(0.5)
-            world.beat()
+            world.later(0.5)
             world.receive(evil.model_copy(update={"sent": world.wall}))
 
     pass_by(9.5)
@@ -218,9 +206,7 @@ def test_a_deadline_waits_for_a_router_that_has_not_acknowledged(world: World) -
     world.configure(drain_seconds=5.0)
     _, b = world.draining()
     world.announce(b)
-    for _ in range(19):
-        world.tick(1)
-        world.beat()
+    world.later(1, times=19)
     assert world.state(b) is S.DRAINING
     world.tick(1)
     assert world.state(b) is S.PARKING
@@ -229,12 +215,10 @@ def test_a_deadline_waits_for_a_router_that_has_not_acknowledged(world: World) -
 def test_routers_that_come_while_one_is_silent_are_no_reason_to_wait_without_end(world: World) -> None:
     """Each with a new incarnation: no list has ever named it after the drain was announced."""
     _, b = world.draining()
-    world.announce(b)
-    world.ack(b)
+    world.answered(b)
     for n in range(41):
         world.receive(Presence(cause="p", component="router", instance="evil", incarnation=f"e{n}", sent=world.wall))
-        world.tick(0.5)
-        world.beat()
+        world.later(0.5)
     assert not [one for one in world.node.routers.counted() if one.startswith("e")]
     world.idle(b)
     assert world.state(b) is S.PARKING

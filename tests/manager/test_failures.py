@@ -142,8 +142,7 @@ def test_an_engine_that_has_served_begins_anew(world: World, how: str) -> None:
     assert not world.managed(bad).durable.failed.count, "this one has served"
 
 
-def test_an_engine_that_is_healthy_and_ends_before_it_serves_counts(world: World) -> None:
-    a = world.seat(0, 0)
+def test_an_engine_that_is_healthy_and_ends_before_it_serves_counts(world: World, a: str) -> None:
     world.serve(a, "a")
     world.tick(10.0)
     world.exit(a)
@@ -151,9 +150,8 @@ def test_an_engine_that_is_healthy_and_ends_before_it_serves_counts(world: World
 
 
 @pytest.mark.parametrize("backend", ["restart", "cuda"])
-def test_an_end_that_the_node_has_ordered_counts_for_nothing(world: World, backend: str) -> None:
+def test_an_end_that_the_node_has_ordered_counts_for_nothing(world: World, a: str, b: str, backend: str) -> None:
     """Nor does the end of an engine that rests."""
-    a, b = world.seat(0, 0), world.seat(0, 1)
     world.serve(a, "a")
     world.annotate(a, backend=backend)
     world.tick(10.0)
@@ -171,6 +169,5 @@ def test_a_new_pod_begins_anew_and_a_new_manager_does_not(world: World) -> None:
     kept = Ledger.model_validate_json(recovery.ledger(world.node, "").model_dump_json())
     assert [one.durable.failed for one in kept.seats if one.seat == bad] == [world.managed(bad).durable.failed]
     world.pods[bad] = replace(world.pods[bad], uid="another")
-    for _ in range(3):
-        world.look()
+    world.look(3)
     assert world.managed(bad).durable.failed.count == 0

@@ -31,13 +31,6 @@ def under_way(world: World) -> set[str]:
     return {*world.node.switches}
 
 
-def test_without_lanes_all_switches_run_side_by_side() -> None:
-    world, pairs = node()
-    for parked, _ in pairs:
-        ask(world, parked, 1.0)
-    assert under_way(world) == {"G0", "G1", "G2", "G3"}
-
-
 def test_the_longest_wait_goes_next_and_the_others_serve_on_until_then() -> None:
     world, pairs = node(Lanes(transfers=2))
     for (parked, _), oldest in zip(pairs, (4.0, 3.0, 1.0, 2.0), strict=True):
@@ -148,8 +141,7 @@ def test_a_container_starts_in_free_room_although_all_lanes_are_taken() -> None:
     world.configure(lanes=lanes.resolve([Lanes(transfers=1)], GPUS))
     ask(world, a, 1.0)
     fresh = world.seat(1, 0)
-    world.pod(fresh, "c")
-    world.call(fresh)
+    world.at_gate(fresh, "c")
     assert world.state(fresh) is S.STARTING
 
 

@@ -1,17 +1,16 @@
 """The incoming seat is chosen again when the victim is drained."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from kybernate.messages import JobReply
-from kybernate.policy import Decision, GroupView, Stay, Switch
+from kybernate.policy import Stay, Switch
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import (
     JobAnswered,
     JobsReported,
     StartCalls,
 )
+from tests.manager.pulling import By
 from tests.manager.world import World, status
 
 
@@ -25,19 +24,6 @@ def leaving(world: World, answers: int = 1) -> tuple[str, str, str]:
     assert world.state(c) is S.DRAINING
     assert world.node.switches["G0"].incoming == a
     return a, b, c
-
-
-def test_who_waits_more_when_the_victim_is_drained_comes(world: World) -> None:
-    _, b, c = leaving(world)
-
-    world.traffic(b, waiting=9, oldest=5.0, cause="req-b")
-    world.quiet(c)
-
-    job = world.job()
-    assert job.activate is not None
-    assert (job.activate.seat, job.cause) == (b, "req-b")
-    world.finish()
-    assert world.state(b) is S.ACTIVE
 
 
 def test_a_drain_goes_on_for_another_seat_when_its_incoming_one_is_not_wanted_any_more(world: World) -> None:
@@ -83,31 +69,26 @@ def test_a_job_that_ends_before_its_second_half_gives_the_gpus_back(world: World
     assert world.node.switches["G0"].op != job.op, "another switch brings it"
 
 
-def test_costs_are_what_the_node_saw_and_the_first_one_replaces_the_assumed(world: World) -> None:
-    a, _, c = leaving(world)
-    world.quiet(c)
-    job = world.job()
-    world.tick(4.0)
-    world.progress(job, "parked", "started", done=False)
-    world.tick(5.0)
-    world.progress(job)
-
-    assert (world.managed(c).durable.costs.park_seconds, world.managed(c).durable.costs.parks) == (4.0, 1)
-    assert world.managed(a).durable.costs.activate_seconds == 5.0
-
-
-def test_halves_during_which_a_service_was_down_make_no_later_switch_dear(world: World) -> None:
+@pytest.mark.parametrize(
+    ("park", "activate", "learned"),
+    [(4.0, 5.0, (4.0, 5.0)), (60.0, 60.0, (0.6, 0.6))],
+    ids=["as the node saw", "as the checkpointer measured"],
+)
+def test_halves_during_which_a_service_was_down_make_no_later_switch_dear(
+    world: World, park: float, activate: float, learned: tuple[float, float]
+) -> None:
     """One activation of 23 s at speed 24 made a seat beyond its cap by its costs alone: with a request of 25 s it
     closed a busy holder 0.1 s after that had come."""
     a, _, c = leaving(world)
     world.quiet(c)
     job = world.job()
-    world.tick(60.0)
+    world.tick(park)
     world.progress(job, "parked", "started", done=False)
-    world.tick(60.0)
+    world.tick(activate)
     world.progress(job)
-    assert world.managed(c).durable.costs.park_seconds == pytest.approx(0.6), "what the checkpointer measured"
-    assert world.managed(a).durable.costs.activate_seconds == pytest.approx(0.6)
+    costs = world.managed(c).durable.costs
+    assert (costs.park_seconds, costs.parks) == (pytest.approx(learned[0]), 1)
+    assert world.managed(a).durable.costs.activate_seconds == pytest.approx(learned[1])
 
 
 def test_a_job_that_is_sent_again_names_the_seat_that_has_the_gpus_already(world: World) -> None:
@@ -120,7 +101,6 @@ def test_a_job_that_is_sent_again_names_the_seat_that_has_the_gpus_already(world
 
     again = world.job()
     assert again is not job
-    assert again.activate is not None
     assert again.activate.seat == a
     world.progress(again)
     assert world.state(a) is S.ACTIVE
@@ -144,22 +124,11 @@ def test_the_seat_that_the_job_names_arrives(world: World) -> None:
     assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
 
 
-@dataclass(frozen=True)
-class Picks:
-    """A policy that activates this seat, whatever the others are."""
-
-    seat: str
-    evict: str | None = None
-
-    def decide(self, view: GroupView) -> Decision:
-        return Switch(self.seat, self.evict, "picked")
-
-
 def parking_for(world: World) -> tuple[str, str, str]:
     """The checkpointer has journaled: park c, then activate a. No other seat is wanted."""
     a, b, c = leaving(world)
     world.quiet(c)
-    world.receive(JobAnswered(world.job(), JobReply(accepted=True)))
+    world.journaled()
     assert world.state(c) is S.PARKING
     return a, b, c
 
@@ -174,7 +143,7 @@ def test_a_pick_that_the_group_cannot_bring_now_is_not_bound(world: World, why: 
             world.receive(StartCalls({}))
         assert world.state(b) is (S.BACKOFF if why == "exited" else S.WAITING)
 
-    world.configure(policy=Picks(b, evict=a if why == "evicts" else None))
+    world.configure(policy=By(lambda _: Switch(b, a if why == "evicts" else None, "picked")))
     world.quiet(c)
 
     assert world.node.switches["G0"].incoming == a
@@ -196,26 +165,17 @@ def test_a_seat_that_no_request_asks_for_when_the_victim_is_cut_is_not_activated
 def test_a_pick_that_no_request_asks_for_keeps_no_drain_going(world: World) -> None:
     a, b, c = leaving(world)
 
-    world.configure(policy=Picks(b))
+    world.configure(policy=By(lambda _: Switch(b, None, "picked")))
     world.traffic(a)
 
     assert world.state(c) is S.ACTIVE
 
 
-@dataclass(frozen=True)
-class Stays:
-    """A policy that changes nothing."""
-
-    def decide(self, view: GroupView) -> Decision:
-        return Stay(None, "stays")
-
-
 def test_the_seat_for_which_the_victim_was_drained_is_activated_while_a_request_asks_for_it(world: World) -> None:
     a, _, c = leaving(world)
 
-    world.configure(policy=Stays())
+    world.configure(policy=By(lambda _: Stay(None, "stays")))
     world.quiet(c)
 
     job = world.job()
-    assert job.activate is not None
     assert job.activate.seat == a

@@ -34,8 +34,6 @@ def arrived(learning: Learning, now: float) -> float:
     one.update(signal(0, arrived=0), "s", at(1000.0))
     one.update(signal(1, arrived=1), "s", at(now))
     lone = one.of("s", "m")
-    assert seat is not None
-    assert lone is not None
     return seat.arrivals.slow.at(now) / lone.arrivals.slow.at(now)
 
 
@@ -45,26 +43,17 @@ def test_what_counts_is_the_difference_so_lost_signals_lose_nothing() -> None:
     assert arrived(learning, 1001.0) == pytest.approx(7.0)
 
 
-def test_a_router_that_starts_again_counts_from_zero() -> None:
+@pytest.mark.parametrize("incarnation", ["i", "j"])
+def test_a_counter_that_falls_or_of_a_router_that_starts_again_counts_from_zero(incarnation: str) -> None:
+    """It falls for a seat that its router had lost from its sight, and of which no last level was sent."""
     learning = learned(
         (1000.0, signal(1, arrived=40, served=40, served_seconds=80.0)),
-        (1001.0, signal(2, arrived=3, served=2, served_seconds=8.0, incarnation="j")),
+        (1001.0, signal(2, arrived=3, served=2, served_seconds=8.0, incarnation=incarnation)),
     )
 
     assert arrived(learning, 1001.0) == pytest.approx(3.0)
     seat = learning.of("s", "m")
-    assert seat is not None
     assert (seat.service.value, seat.service.count) == (4.0, 2)
-
-
-def test_a_counter_that_falls_counts_from_zero() -> None:
-    """That of a seat that its router had lost from its sight, and of which no last level was sent."""
-    learning = learned(
-        (1000.0, signal(1, arrived=40, served=40, served_seconds=80.0)),
-        (1001.0, signal(2, arrived=3, served=2, served_seconds=8.0)),
-    )
-
-    assert arrived(learning, 1001.0) == pytest.approx(3.0)
 
 
 def test_late_signals_change_nothing() -> None:
@@ -86,7 +75,6 @@ def test_sources_that_count_a_window_are_taken_at_their_word_once() -> None:
 def test_service_seconds_are_assumed_until_something_was_served() -> None:
     seat = learned((1000.0, signal(1, arrived=1, served=0, served_seconds=0.0))).of("s", "m")
 
-    assert seat is not None
     assert seat.service.value == ASSUMED_SERVICE_SECONDS
     assert seat.service.weight == SERVICE_WEIGHT
 
@@ -120,15 +108,14 @@ def test_a_seat_is_idle_since_its_last_request_ended(world: World) -> None:
     assert view.seat_view(world.node, world.managed(a), world.now).idle_seconds == 3.0
 
 
-def test_annotations_that_cannot_be_used_count_as_not_written(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.pod(seat, "a", tier="god", slo="-3")
+def test_annotations_that_cannot_be_used_count_as_not_written(world: World, a: str) -> None:
+    world.pod(a, "a", tier="god", slo="-3")
 
-    found = world.managed(seat).terms
+    found = world.managed(a).terms
 
     assert (found.tier_name, found.tier.slo_seconds) == ("god", 20.0)
     assert [text.partition(":")[0] for text in found.problems] == ["kyb.ai/tier", "kyb.ai/slo"]
-    seen = view.seat_view(world.node, world.managed(seat), world.now)
+    seen = view.seat_view(world.node, world.managed(a), world.now)
     assert (seen.slo_seconds, seen.weight) == (20.0, 1.0)
 
 

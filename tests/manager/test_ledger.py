@@ -273,13 +273,6 @@ def test_a_ledger_of_a_release_long_before_counts_as_lost(tmp_path: Path, *, che
     assert LedgerFile(tmp_path / "ledger").read() == Ledger(lost=True)
 
 
-def test_a_manager_of_before_reads_the_ledger_of_today(tmp_path: Path) -> None:
-    file = LedgerFile(tmp_path / "ledger")
-    file.write(ledger(3), durable=True)
-
-    assert Ledger.model_validate_json((tmp_path / "ledger").read_bytes()) == ledger(3)
-
-
 @asynccontextmanager
 async def with_a_pod(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
     """A manager and a seat that a pod waits for."""

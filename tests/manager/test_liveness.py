@@ -3,10 +3,9 @@
 import pytest
 
 from kybernate.messages import ParkSeat
-from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
-from tests.manager.world import World, booted, make_group
+from tests.manager.world import World, booted
 
 
 def test_a_start_without_demand_comes_after_start_within_over_many_calls() -> None:
@@ -22,23 +21,6 @@ def test_a_start_without_demand_comes_after_start_within_over_many_calls() -> No
 
     assert world.state(seat) is S.STARTING
     assert 600.0 < world.wall - 1005.0 < 630.0
-
-
-def test_a_container_at_the_gate_goes_before_requests_that_came_later() -> None:
-    world = booted(policy=Quantum(quantum_seconds=30.0))
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(b, in_flight=1)
-    late = world.seat(0, 2)
-    world.pod(late, "c")
-    world.call(late)
-    world.tick(15.0)
-    world.traffic(a, waiting=1)
-    world.call(late)
-    world.tick(12.0)
-
-    switch = world.node.switches["G0"]
-    assert switch.incoming == late
 
 
 @pytest.mark.parametrize(("tier", "warmup"), [("standard", True), ("batch", False)])
@@ -92,25 +74,3 @@ def test_a_look_that_is_due_during_a_switch_or_a_pause_does_not_spin(world: Worl
     assert world.state(b) is S.DRAINING
     world.tick(40.0)
     assert view.next_wake(world.node, world.now) > 0.1
-
-
-def start(world: World, seat: str, model: str, vram: str) -> None:
-    world.serve(seat, model, vram=vram)
-
-
-def test_a_free_slot_without_room_is_made_room_for() -> None:
-    world = booted(make_group("G", [0, 1], 3, slots=2))
-    small, other, big = world.groups[0].seat_ids
-    start(world, big, "big", "150GiB")
-    start(world, small, "small", "60GiB")
-    assert (world.state(big), world.state(small)) == (S.PARKED, S.ACTIVE)
-    start(world, other, "other", "60GiB")
-    assert world.state(small) is S.ACTIVE
-    world.tick(10)
-
-    world.traffic(big, waiting=1)
-    world.finish()
-    world.tick(1)
-    world.finish()
-
-    assert [world.state(seat) for seat in (small, other, big)] == [S.PARKED, S.PARKED, S.ACTIVE]

@@ -45,17 +45,13 @@ def test_a_request_for_it_calls_the_park_off(world: World, b: str) -> None:
     assert "wanted again" in world.managed(b).reason
 
 
-def test_a_router_that_asks_for_it_does_so_too(world: World, b: str) -> None:
-    world.command(ActivateSeat, b, actor="router")
-    assert world.state(b) is S.ACTIVE
-
-
-@pytest.mark.parametrize("how", ["wish", "pin"])
-def test_an_operator_calls_it_off_and_has_what_was_wished_for(world: World, b: str, how: str) -> None:
-    if how == "wish":
-        world.wish(b)
-    else:
-        world.command(PinSeat, b)
+@pytest.mark.parametrize(
+    ("kind", "actor"), [(ActivateSeat, "router"), (ActivateSeat, "operator"), (PinSeat, "operator")]
+)
+def test_who_asks_for_it_calls_it_off_and_has_what_was_wished_for(
+    world: World, b: str, kind: type[ActivateSeat | PinSeat], actor: str
+) -> None:
+    world.command(kind, b, actor=actor)
     assert world.state(b) is S.ACTIVE
     assert world.managed(b).usage.wanted_since is None
 
@@ -66,7 +62,6 @@ def test_a_request_for_another_one_makes_it_a_switch_that_goes_on(world: World, 
     assert world.state(b) is S.DRAINING
     world.quiet(b)
     job = world.job()
-    assert job.activate is not None
     assert ([target.seat for target in job.park], job.activate.seat) == ([b], a)
 
 
@@ -129,8 +124,7 @@ def test_a_slot_that_is_free_meanwhile_is_taken_and_no_seat_need_leave() -> None
     world = booted(make_group("G", [0], 3, slots=2))
     seats = world.fill(*"abc", vram="40GiB")
     (incoming,) = [seat for seat in seats if world.state(seat) is S.PARKED]
-    world.tick(20)
-    world.beat()
+    world.later(20)
     world.traffic(incoming, waiting=1)
     victim = world.node.switches["G"].victim or ""
     (other,) = {*seats} - {incoming, victim}

@@ -43,9 +43,8 @@ def shown(manager: ReadOnlyManager) -> list[web.RouteDef]:
     return routes(cast(Manager, manager), GuardedPolicy("kyb-balanced", KybBalanced()), HostMemory())
 
 
-async def test_what_the_seat_of_a_pod_does(world: World) -> None:
-    seat = world.seat(0, 0)
-    world.serve(seat, "m")
+async def test_what_the_seat_of_a_pod_does(world: World, a: str) -> None:
+    world.serve(a, "m")
     app = web.Application(middlewares=[errors])
     app.add_routes(shown(ReadOnlyManager(world)))
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
@@ -55,7 +54,7 @@ async def test_what_the_seat_of_a_pod_does(world: World) -> None:
                 return answer.status, await answer.json()
 
         status, record = await ask("uid-m")
-        assert (status, record["seat"], record["pod_uid"]) == (200, seat, "uid-m")
+        assert (status, record["seat"], record["pod_uid"]) == (200, a, "uid-m")
         assert record["state"] == "active"
         assert (await ask("unknown"))[0] == 404
         world.node.recovered = False
@@ -77,10 +76,9 @@ async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: 
 
 @pytest.mark.parametrize("ends", [True, False])
 async def test_b8_kubelet_waits_for_a_deleted_pod_while_the_checkpointer_ends_its_processes(
-    world: World, ends: bool
+    world: World, a: str, ends: bool
 ) -> None:
-    seat = world.seat(0, 0)
-    world.serve(seat, "m")
+    world.serve(a, "m")
     app = web.Application()
     app.add_routes(shown(ReadOnlyManager(world)))
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
@@ -92,13 +90,11 @@ async def test_b8_kubelet_waits_for_a_deleted_pod_while_the_checkpointer_ends_it
 
         assert await ask() == (True, False), "its deletion may not have been seen yet"
         assert await ask("unknown") == (False, False)
-        world.pods.pop(seat)
-        world.look()
-        world.look()
+        world.pods.pop(a)
+        world.look(2)
         assert await ask() == (True, True), "the checkpointer has not answered"
         job = world.last(ReleaseJob)
-        assert isinstance(job, ReleaseJob)
         world.receive(JobAnswered(job, JobReply(accepted=True, ends=ends)))
         assert await ask() == (ends, True)
-        world.look_at(seat, "gone")
+        world.look_at(a, "gone")
         assert (await ask())[0] is False

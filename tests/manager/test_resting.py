@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.messages import JobReply, PinSeat
+from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import switch
 from services.gpu_manager.core.inputs import JobAnswered
@@ -25,8 +25,7 @@ def live(world: World, broken: str, seconds: int, *, refused: bool = False, othe
     """(seconds in which another seat served, tries of the broken one)."""
     served = tries = 0
     for _ in range(seconds):
-        world.tick(1)
-        world.beat()
+        world.later(1)
         for seat in world.groups[0].seat_ids[:2]:
             if seat != broken and others_ask:
                 active = world.state(seat) is S.ACTIVE
@@ -78,8 +77,7 @@ def test_it_says_so(world: World, a: str) -> None:
 def test_an_operator_who_asks_for_it_has_it_tried_now(world: World, a: str, b: str) -> None:
     live(world, a, 60)
     row = world.managed(a)
-    world.tick(row.backoff.activation.until - world.wall - 10)
-    world.beat()
+    world.later(row.backoff.activation.until - world.wall - 10)
     assert world.state(b) is S.ACTIVE
     world.wish(a)
     assert world.node.switches["G0"].incoming == a
@@ -103,13 +101,6 @@ def test_a_group_that_has_failed_all_day_is_still_tried(world: World) -> None:
     assert world.node.groups["G0"].backoff.until == world.wall + 30.0
 
 
-def test_a_pin_of_an_operator_counts_like_the_pods_own(world: World, a: str, b: str) -> None:
-    world.annotate(a, pin="false")
-    world.command(PinSeat, a)
-    served, _ = live(world, a, 120)
-    assert served > 80
-
-
 def test_where_one_holder_cannot_be_parked_another_one_leaves() -> None:
     """The driver refuses some processes for good; the best victim would be tried again and again."""
     world = booted(make_group("G", [0], 3, slots=2))
@@ -121,11 +112,9 @@ def test_where_one_holder_cannot_be_parked_another_one_leaves() -> None:
     (other,) = {*seats} - {stuck, waits}
     for _ in range(30):
         for under_way in list(world.node.switches.values()):
-            assert under_way.victim is not None
             world.quiet(under_way.victim)
             fails = under_way.victim == stuck
             world.progress(world.job(), "active" if fails else "parked", "pending" if fails else "active")
-        world.tick(1)
-        world.beat()
+        world.later(1)
 
     assert [world.state(seat) for seat in (stuck, other, waits)] == [S.ACTIVE, S.PARKED, S.ACTIVE]

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import nats
@@ -99,11 +99,10 @@ async def test_what_another_one_wrote_is_replaced_and_logged(world: World, monke
         assert await state_of(bucket, other) is SeatState.PARKED
 
 
-async def test_rows_that_a_purge_took_are_written_again_within_seconds(world: World, tmp_path: Path) -> None:
+async def test_rows_that_a_purge_took_are_written_again_within_seconds(world: World, a: str, tmp_path: Path) -> None:
     """A purge sends no message. Until then a router that starts knows by the count that rows are missing."""
-    seat = world.seat(0, 0)
-    world.serve(seat, "m")
-    key = seat_key(world.node.name, seat)
+    world.serve(a, "m")
+    key = seat_key(world.node.name, a)
     async with NatsServer(tmp_path) as server:
         await init(server.url)
         async with NatsBus(server.url, source="kyb/x", name="x").opened() as bus:
@@ -119,11 +118,10 @@ async def test_rows_that_a_purge_took_are_written_again_within_seconds(world: Wo
                 assert key in await bucket.keys(world.node.name)
 
 
-async def test_a_change_under_way_is_no_difference(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_change_under_way_is_no_difference(world: World, a: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "COMPARE_SECONDS", 0.02)
-    seat = world.seat(0, 0)
-    world.serve(seat, "m")
-    key = seat_key(world.node.name, seat)
+    world.serve(a, "m")
+    key = seat_key(world.node.name, a)
     with structlog.testing.capture_logs() as logs:
         async with writing(world) as (bucket, _):
             await until_state(bucket, key, SeatState.ACTIVE)
@@ -151,7 +149,6 @@ async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alo
         entry = await entry_of(bucket, key)
         task.cancel()
         await asyncio.wait([task])
-    assert entry is not None
     assert entry.value == b"by the manager before"
 
 
@@ -173,12 +170,10 @@ async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_wit
             await until(written, what=f"the record is {written.__name__}")
 
 
-async def test_a_start_whose_process_has_come_has_its_own_deadline_in_the_roster(world: World) -> None:
+async def test_a_start_whose_process_has_come_has_its_own_deadline_in_the_roster(world: World, a: str) -> None:
     """The row kept the end of a start without a process, and everybody called the start late after 270 s."""
-    seat = world.seat(0, 0)
-    key = seat_key(world.node.name, seat)
-    world.pod(seat, "m")
-    world.call(seat)
+    key = seat_key(world.node.name, a)
+    world.at_gate(a, "m")
     async with writing(world) as (bucket, writer):
 
         async def ends() -> bool:
@@ -186,7 +181,7 @@ async def test_a_start_whose_process_has_come_has_its_own_deadline_in_the_roster
             return abs(row.deadline_at - row.since - 3600.0) < 1
 
         await until_state(bucket, key, SeatState.STARTING)
-        world.start(seat)
+        world.start(a)
         writer.refresh()
         await until(ends, what="the row has the end of the start")
 
@@ -272,8 +267,7 @@ async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen(wor
 async def test_what_a_pod_shows_names_no_model_or_pod_of_another_namespace(world: World) -> None:
     """The start gate hid these names, and the pod's Events and its condition had them."""
     a, b = world.fill("secret", "b")
-    world.pods[a] = replace(world.pods[a], namespace="other")
-    world.look()
+    world.shows(a, namespace="other")
     world.managed(a).learn(unlocated=True)
     world.managed(b).reason = "there is room for secret without it"
     shown: dict[str, SeatRecord] = {}

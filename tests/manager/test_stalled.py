@@ -205,9 +205,7 @@ def draining_world() -> tuple[World, str]:
     a, b = world.fill("a", "b")
     world.beat()
     world.wish(a)
-    world.announce(b)
-    world.ack(b)
-    world.idle(b)
+    world.quiet(b)
     assert (world.state(b), len(world.node.routers.present)) == (S.DRAINING, 2)
     return world, b
 

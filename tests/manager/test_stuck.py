@@ -51,8 +51,7 @@ def ended(world: World, seat: str) -> None:
 def test_a_start_that_is_never_healthy_ends_and_rests_and_another_seat_serves(world: World, backend: str) -> None:
     a, b = world.seat(0, 0), world.seat(0, 1)
     begins(world, a, "never", probe=600.0, backend=backend)
-    world.pod(b, "good")
-    world.call(b)
+    world.at_gate(b, "good")
     for number in range(3):
         world.tick(640.0)
         silent(world, a)
@@ -95,8 +94,7 @@ def test_a_start_that_is_never_healthy_ends_and_rests_and_another_seat_serves(wo
     assert world.stage(a).stage != "failed"
 
 
-def test_an_engine_that_comes_late_but_before_its_end_serves_and_counts_as_well(world: World) -> None:
-    a = world.seat(0, 0)
+def test_an_engine_that_comes_late_but_before_its_end_serves_and_counts_as_well(world: World, a: str) -> None:
     begins(world, a, "slow")
     world.tick(deadlines.FIRST_START_SECONDS - 1)
     silent(world, a)
@@ -105,8 +103,7 @@ def test_an_engine_that_comes_late_but_before_its_end_serves_and_counts_as_well(
     assert world.managed(a).durable.failed.count == 0
 
 
-def test_what_an_engine_answers_while_it_is_not_healthy_is_told_everywhere(world: World) -> None:
-    a = world.seat(0, 0)
+def test_what_an_engine_answers_while_it_is_not_healthy_is_told_everywhere(world: World, a: str) -> None:
     begins(world, a, "wrong")
     before = world.managed(a).told
     silent(world, a, "/health: connection refused")
@@ -124,9 +121,8 @@ def test_what_an_engine_answers_while_it_is_not_healthy_is_told_everywhere(world
     assert world.managed(a).told == before
 
 
-def test_an_answer_to_a_question_from_before_the_end_ends_nothing(world: World) -> None:
+def test_an_answer_to_a_question_from_before_the_end_ends_nothing(world: World, a: str) -> None:
     """A manager that was suspended for an hour has asked nothing meanwhile."""
-    a = world.seat(0, 0)
     begins(world, a, "slow")
     asked = world.now.wall
     world.tick(deadlines.FIRST_START_SECONDS + 1000)
@@ -169,8 +165,7 @@ def test_a_startup_probe_is_read_with_the_defaults_of_kubernetes(
     assert _probe_seconds(probe) == seconds
 
 
-def test_of_a_container_that_kubelet_ended_by_its_probe_the_reason_says_so(world: World) -> None:
-    a = world.seat(0, 0)
+def test_of_a_container_that_kubelet_ended_by_its_probe_the_reason_says_so(world: World, a: str) -> None:
     begins(world, a, "never", probe=60.0)
     world.tick(30.0)
     world.exit(a)
@@ -201,7 +196,6 @@ def test_a_park_and_an_activation_end_by_what_was_learned_and_the_checkpointer_i
     world.quiet(b)
     job = world.job()
     assert [target.usual_seconds for target in job.park] == [1.7]
-    assert job.activate is not None
     assert job.activate.usual_seconds == 1.7
     began = world.now.wall
     assert clock(world.node, world.managed(b), world.now).ends == "the checkpointer has to take the job"

@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import board
-from services.gpu_manager.core.inputs import JobAnswered
 from tests import granted
 from tests.manager.world import World
 from tests.walk import walking
@@ -29,10 +27,8 @@ def signal_that_begins_a_switch(world: World) -> Callable[[], object]:
 def job_that_ends_a_switch(world: World) -> Callable[[], object]:
     a, b = world.fill("a", "b")
     world.tick(30)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
-    job = world.job()
-    world.receive(JobAnswered(job, JobReply(accepted=True)))
+    world.switch(b, a)
+    job = world.journaled()
     assert world.state(b) is S.PARKING
     return lambda: world.progress(job)
 
