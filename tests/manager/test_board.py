@@ -171,6 +171,7 @@ def test_without_the_bus_nothing_is_evicted_and_afterwards_routers_have_to_be_kn
     world.tick(10)
     world.receive(BusChanged(False))
     world.traffic(a, waiting=1)
+    assert world.command(ParkSeat, b).code == "not-ready"
     assert world.state(b) is S.ACTIVE
 
     world.receive(BusChanged(True))
@@ -224,6 +225,7 @@ def test_a_deleted_pod_keeps_its_gpus_until_its_processes_are_gone(world: World)
     world.look()
     assert world.state(b) is S.RELEASING
     assert isinstance(world.last(ReleaseJob), ReleaseJob)
+    assert world.wish(b).code == "deleted"
     world.tick(5)
     assert world.state(a) is S.PARKED
 
@@ -271,7 +273,8 @@ class TestCommands:
     def test_a_pinned_seat_is_activated_and_never_evicted(self, world: World) -> None:
         a, b = world.fill("a", "b")
         world.tick(10)
-        assert world.command(PinSeat, a).accepted
+        for _ in range(2):
+            assert world.command(PinSeat, a).accepted
         world.finish()
         assert world.state(a) is S.ACTIVE
 

@@ -18,6 +18,7 @@ from services.gpu_manager.core.inputs import (
     BusChanged,
     ForeignProcess,
     ForeignProcessesSeen,
+    JobAnswered,
     JobsReported,
     StartTicket,
 )
@@ -36,6 +37,16 @@ def soft() -> World:
     world.fill("c", group=1)
     world.later(10)
     return world
+
+
+def waits_to_move(soft: World) -> tuple[str, str]:
+    """b, parked, is ordered to G1, whose c is busy."""
+    b, c = soft.seat(0, 1), soft.seat(1, 0)
+    soft.traffic(c, in_flight=1)
+    soft.order(MigrateSeat, seat=b, to="G1")
+    soft.finish()
+    assert soft.state(b) is S.PARKED
+    return b, c
 
 
 def holders(world: World) -> set[str]:
@@ -188,6 +199,7 @@ def test_a_start_that_is_called_again_gets_no_second_ticket_on_a_drained_group(w
 
 def test_a_switch_under_way_goes_on_without_its_incoming_seat(world: World) -> None:
     a, b = world.draining()
+    world.order(DrainNode, group="G23")
     assert world.node.switches["G0"].incoming == a
     world.order(DrainNode, group="G0")
     world.finish()
@@ -223,11 +235,15 @@ def test_a_job_that_the_checkpointer_forgot_is_sent_again_without_the_seat_that_
     assert world.job().activate is None
 
 
-def test_a_park_that_fails_is_tried_again_after_its_back_off(world: World) -> None:
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_park_that_fails_is_tried_again_after_its_back_off(world: World, *, refused: bool) -> None:
     (a,) = world.fill("a")
     world.order(DrainNode, group="G0")
     world.quiet(a)
-    world.progress(world.job(), "active")
+    if refused:
+        world.receive(JobAnswered(world.job(), JobReply(accepted=False, code="unsupported")))
+    else:
+        world.progress(world.job(), "active")
     assert world.state(a) is S.ACTIVE
     assert not world.ordered().outcome
     for _ in range(100):
@@ -271,10 +287,7 @@ def test_a_dry_run_of_an_older_release_is_refused_and_changes_nothing(soft: Worl
 
 
 def test_a_move_that_is_ordered_again_goes_on_and_is_called_off_by_the_group_that_the_seat_is_on(soft: World) -> None:
-    b, c = soft.seat(0, 1), soft.seat(1, 0)
-    soft.traffic(c, in_flight=1)
-    soft.order(MigrateSeat, seat=b, to="G1")
-    soft.finish()
+    b, c = waits_to_move(soft)
     first = soft.node.moves[b]
     soft.tick()
     again = soft.ordering(MigrateSeat, seat=b, to="G1")
@@ -308,19 +321,11 @@ def test_a_manager_that_dies_in_the_middle_of_a_drain_goes_on_with_it(world: Wor
 
 
 def test_a_manager_that_dies_in_the_middle_of_a_move_goes_on_with_it(soft: World) -> None:
-    b, c = soft.seat(0, 1), soft.seat(1, 0)
-    soft.traffic(c, in_flight=1)
-    soft.order(MigrateSeat, seat=b, to="G1")
-    soft.finish()
-    assert soft.state(b) is S.PARKED
+    b, _ = waits_to_move(soft)
 
     restart(soft)
 
-    for _ in range(5):
-        soft.later(2.0)
-        soft.finish()
-    assert (soft.state(b), soft.managed(b).group.name) == (S.ACTIVE, "G1")
-    assert not soft.node.moves
+    arrives(soft, b)
 
 
 def test_a_drain_outlives_a_change_of_the_groups(world: World) -> None:
@@ -388,10 +393,7 @@ def test_orders_of_an_older_manager_go_on_and_those_that_are_over_are_forgotten(
 
 
 def test_its_own_group_does_not_bring_it_back_meanwhile(soft: World) -> None:
-    b, c = soft.seat(0, 1), soft.seat(1, 0)
-    soft.traffic(c, in_flight=3)
-    soft.order(MigrateSeat, seat=b, to="G1")
-    soft.finish()
+    b, _ = waits_to_move(soft)
     soft.traffic(b, waiting=1)
     soft.tick(1.0)
     assert soft.state(b) is S.PARKED, "G0 is free, and leaves it to G1"
@@ -418,7 +420,7 @@ def on_its_way(world: World) -> str:
 def arrives(soft: World, b: str) -> None:
     """The move goes on to its end."""
     for _ in range(5):
-        soft.later(1.0)
+        soft.later(2.0)
         soft.finish()
     assert (soft.state(b), soft.managed(b).group.name, soft.node.moves) == (S.ACTIVE, "G1", {})
 
@@ -431,10 +433,7 @@ def test_a_move_that_had_no_room_yet_or_was_undone_by_a_restart_of_the_checkpoin
 
 
 def test_a_move_waits_for_a_process_that_may_end_in_a_moment(soft: World) -> None:
-    b, c = soft.seat(0, 1), soft.seat(1, 0)
-    soft.traffic(c, in_flight=1)
-    soft.order(MigrateSeat, seat=b, to="G1")
-    soft.finish()
+    b, c = waits_to_move(soft)
     soft.receive(ForeignProcessesSeen((ForeignProcess("GPU-1", 7, "python3"),)))
     soft.traffic(c)
     soft.tick(30)
@@ -501,6 +500,8 @@ def test_what_else_cannot_be_moved_is_named(soft: World) -> None:
     soft.order(ResumeNode, group="G1")
     soft.command(PinSeat, b)
     assert soft.order(MigrateSeat, seat=b, to="G1").code == "pinned"
+    soft.command(ParkSeat, c := soft.seat(1, 0))
+    assert soft.order(MigrateSeat, seat=c, to="G0").code == "not-active"
     for unknown in (free, "1x-nope.s00"):
         assert soft.order(MigrateSeat, seat=unknown, to="G1").code == "unknown-seat"
     soft.annotate(a, rebalance="false")
