@@ -12,8 +12,14 @@ from typing import Any
 
 import aiohttp
 
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.setup import init
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.nats_server import NatsServer
 from services.gpu_manager.ledger import Ledger, LedgerFile
+from services.plugin import allocations
+from tests.kubelet.stand import running_kubelet, short_folder
 from tests.plugin.stand import config
 from tests.until import until
 
@@ -52,18 +58,72 @@ def environment(folder: Path, kubelet_dir: Path, **more: str) -> dict[str, str]:
     } | more
 
 
-def logged(log: Path, event: str) -> dict[str, Any] | None:
+def all_logged(log: Path, event: str) -> list[dict[str, Any]]:
+    """Every line of this event."""
+    found = []
     for line in log.read_text().splitlines():
         with contextlib.suppress(ValueError):
             entry = json.loads(line)
-            if entry.get("event") == event:
-                return dict(entry)
-    return None
+            if isinstance(entry, dict) and entry.get("event") == event:
+                found.append(entry)
+    return found
 
 
-async def readyz(url: str) -> tuple[int, dict[str, Any]]:
+def logged(log: Path, event: str) -> dict[str, Any] | None:
+    return next(iter(all_logged(log, event)), None)
+
+
+async def until_logged(log: Path, event: str) -> dict[str, Any]:
+    found: dict[str, Any] = await until(
+        lambda: logged(log, event), what=f"the log event {event}", saw=log.read_text, timeout=PATIENCE
+    )
+    return found
+
+
+async def readyz(log: Path) -> tuple[int, dict[str, Any]]:
+    """Status and body, once it serves."""
+    url = (await until_logged(log, "plugin.serving"))["url"]
     async with aiohttp.ClientSession() as session, session.get(f"{url}/readyz") as answer:
         return answer.status, await answer.json()
+
+
+async def until_readyz(log: Path) -> None:
+    while (await readyz(log))[0] != 200:
+        await asyncio.sleep(0.02)
+
+
+async def until_started(folder: Path, seats: str) -> Path:
+    """The announcement of a start of a seat of this kind that waits at the gate."""
+    calls = (folder / "run" / "seats").glob
+    found: list[Path] = await until(
+        lambda: list(calls(f"{seats}-*/call.json")), what="a start waits at the gate", timeout=PATIENCE
+    )
+    return found[0]
+
+
+async def until_stored(folder: Path) -> None:
+    state = folder / "state"
+    await until(lambda: allocations.load(state).seats, what="the plugin has stored its seats", timeout=PATIENCE)
+
+
+@asynccontextmanager
+async def machine() -> AsyncIterator[tuple[Kubelet, Path]]:
+    """A kubelet, and a folder for the other processes of its node."""
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            yield kubelet, folder
+
+
+@asynccontextmanager
+async def nats(folder: Path) -> AsyncIterator[tuple[str, NatsBus]]:
+    """The URL of a NATS server with all streams, and a connection."""
+    async with (
+        NatsServer(folder / "nats") as server,
+        NatsBus(server.url, source="test", name="test").opened() as bus,
+    ):
+        await init(server.url)
+        await bus.until_connected()
+        yield server.url, bus
 
 
 @asynccontextmanager
@@ -90,14 +150,3 @@ async def plugin(folder: Path, kubelet_dir: Path, name: str = "plugin", **env: s
             timeout=PATIENCE,
         )
         yield log
-
-
-def all_logged(log: Path, event: str) -> list[dict[str, Any]]:
-    """Every line of this event."""
-    found = []
-    for line in log.read_text().splitlines():
-        with contextlib.suppress(ValueError):
-            entry = json.loads(line)
-            if isinstance(entry, dict) and entry.get("event") == event:
-                found.append(entry)
-    return found

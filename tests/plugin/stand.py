@@ -57,6 +57,23 @@ def offer(expose: str = "group", **changes: Any) -> Offer:
     return Offer(**({"groups": groups, "gpus": GPUS, "seats_dir": Path("/run/kyb/seats")} | changes))
 
 
+def waiting_call(seats_dir: Path, seat: str) -> dict[str, Any] | None:
+    """The waiting start of a seat."""
+    try:
+        found = json.loads((seats_dir / seat / "call.json").read_text())
+    except FileNotFoundError:
+        return None
+    assert isinstance(found, dict)
+    return found
+
+
+def give_ticket(seats_dir: Path, seat: str, call: str, /, **facts: object) -> None:
+    """As the manager does. ``facts``: of the ticket."""
+    new = seats_dir / seat / "ticket.new"
+    new.write_text(json.dumps({"call": call, "seat": seat, "pod_uid": "u", "epoch": 1} | facts))
+    new.replace(new.with_name("ticket.json"))
+
+
 @dataclass
 class Plugin:
     """A node's plugin without its process."""
@@ -75,26 +92,10 @@ class Plugin:
     def seats(self, group: str) -> list[str]:
         return [seat for seat, own in self.node.offer.seats.items() if own.name == group]
 
-    def call(self, seat: str) -> dict[str, Any] | None:
-        """The waiting start of a seat."""
-        try:
-            found = json.loads((self.seats_dir / seat / "call.json").read_text())
-        except FileNotFoundError:
-            return None
-        assert isinstance(found, dict)
-        return found
-
-    async def open_gate(self, seat: str, *, after: str = "") -> str:
-        """As the manager does: a ticket for the call that waits. Returns the call."""
-        call = await until(
-            lambda: (found := self.call(seat)) is not None and found["call"] != after and found["call"],
-            what=f"a new start of {seat} waits at the gate",
-            saw=lambda: self.call(seat),
-        )
-        new = self.seats_dir / seat / "ticket.new"
-        new.write_text(json.dumps({"call": call, "seat": seat, "pod_uid": "u", "epoch": 1}))
-        new.replace(self.seats_dir / seat / "ticket.json")
-        return str(call)
+    async def open_gate(self, seat: str) -> None:
+        """A ticket for the call that waits."""
+        call = await until(lambda: waiting_call(self.seats_dir, seat), what=f"a start of {seat} waits at the gate")
+        give_ticket(self.seats_dir, seat, call["call"])
 
 
 @asynccontextmanager

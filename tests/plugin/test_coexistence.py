@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,17 @@ from kybernate.kube import Kube, KubeError, in_cluster
 from services.plugin import coexistence
 from services.plugin.coexistence import NODES, SLICES, Neighbours, conflict
 from tests.kube.api_server import ApiServer, api_server
-from tests.kubelet.stand import running_kubelet, short_folder
-from tests.plugin.processes import PATIENCE, driver, environment, logged, plugin, process, readyz
+from tests.kubelet.stand import running_kubelet
+from tests.plugin.processes import (
+    PATIENCE,
+    driver,
+    environment,
+    machine,
+    plugin,
+    process,
+    until_logged,
+    until_readyz,
+)
 from tests.plugin.stand import ONE, TWO, ready, running_plugin, until_ready, until_unmet
 from tests.until import until
 
@@ -85,35 +94,29 @@ async def checking(folder: Path, server: ApiServer) -> AsyncIterator[Neighbours]
             await asyncio.wait([task])
 
 
+async def until_seen(change: Callable[[], bool]) -> None:
+    await until(change, what="the check has seen the change", timeout=PATIENCE)
+
+
 async def test_this_node_and_its_slices_are_watched(tmp_path: Path) -> None:
     server = cluster(cpu="8")
     server.served.remove(SLICES[0])
     server.put(SLICE, SLICES[2])
     async with checking(tmp_path, server) as neighbours:
-        await until(
-            lambda: "gpu.nvidia.com" in str(neighbours.conflict), what="the check has seen the change", timeout=PATIENCE
-        )
+        await until_seen(lambda: "gpu.nvidia.com" in str(neighbours.conflict))
         assert neighbours.unchecked is None
         selectors = {request.query.get("fieldSelector") for request in server.requests}
         assert selectors == {"metadata.name=node-0", "spec.nodeName=node-0"}
         server.delete("slice-0", "", SLICES[2])
-        await until(lambda: neighbours.conflict is None, what="the check has seen the change", timeout=PATIENCE)
+        await until_seen(lambda: neighbours.conflict is None)
         server.put(node(**{"nvidia.com/gpu": "1"}), NODES)
-        await until(
-            lambda: "offers nvidia.com/gpu: 1" in str(neighbours.conflict),
-            what="the check has seen the change",
-            timeout=PATIENCE,
-        )
+        await until_seen(lambda: "offers nvidia.com/gpu: 1" in str(neighbours.conflict))
         lists = server.counts["LIST"]
         await asyncio.sleep(0.3)  # six checks
         assert server.counts["LIST"] == lists
         server.status = 403
         server.drop()
-        await until(
-            lambda: "HTTP 403; the service account may not" in str(neighbours.unchecked),
-            what="the check has seen the change",
-            timeout=PATIENCE,
-        )
+        await until_seen(lambda: "HTTP 403; the service account may not" in str(neighbours.unchecked))
         assert neighbours.conflict is not None
 
 
@@ -136,13 +139,11 @@ async def test_without_an_api_server_the_last_result_stands_and_the_reason_is_sh
     assert (outside.conflict, "KUBERNETES_SERVICE_HOST" in str(outside.unchecked)) == (None, True)
     server = cluster(**{"nvidia.com/gpu": "1"})
     async with checking(tmp_path, server) as neighbours:
-        await until(lambda: neighbours.conflict is not None, what="the check has seen the change", timeout=PATIENCE)
+        await until_seen(lambda: neighbours.conflict is not None)
         monkeypatch.setattr("kybernate.kube.TIMEOUT_SECONDS", 0.2)
         server.status = 500
         server.drop()
-        await until(
-            lambda: "HTTP 500" in str(neighbours.unchecked), what="the check has seen the change", timeout=PATIENCE
-        )
+        await until_seen(lambda: "HTTP 500" in str(neighbours.unchecked))
         assert neighbours.conflict is not None
     lost = Kube("https://127.0.0.1:9", tmp_path)
     with pytest.raises(KubeError, match=r"ca\.crt"):
@@ -173,35 +174,26 @@ async def test_it_registers_only_once_nvidias_plugin_is_gone(tmp_path: Path) -> 
 
 
 async def test_a_second_plugin_refuses_to_run_and_says_why() -> None:
-    async with running_kubelet() as kubelet:
-        with short_folder() as folder:
-            async with driver(folder), plugin(folder, kubelet.options.folder):
-                await until_ready(kubelet, timeout=PATIENCE)
-                endpoints = {name: end.plugin for name, end in kubelet.devices.endpoints.items()}
-                env = environment(folder, kubelet.options.folder)
-                for name, more, why in (
-                    ("same-run-dir", {}, "plugin.lock; one per node"),
-                    ("own-run-dir", {"KYB_RUN_DIR": str(folder / "other")}, "another device plugin serves"),
-                ):
-                    log = folder / f"{name}.log"
-                    async with process("-m", "services.plugin", log=log, **(env | more)) as second:
-                        assert await asyncio.wait_for(second.wait(), PATIENCE) == 1
-                    assert why in log.read_text()
-                    assert "kyb-plugin: " in log.read_text()
-                assert {name: end.plugin for name, end in kubelet.devices.endpoints.items()} == endpoints
-                assert set(endpoints) == {ONE, TWO}
-                assert ready(kubelet)
+    async with machine() as (kubelet, folder), driver(folder), plugin(folder, kubelet.options.folder):
+        await until_ready(kubelet, timeout=PATIENCE)
+        endpoints = {name: end.plugin for name, end in kubelet.devices.endpoints.items()}
+        env = environment(folder, kubelet.options.folder)
+        for name, more, why in (
+            ("same-run-dir", {}, "plugin.lock; one per node"),
+            ("own-run-dir", {"KYB_RUN_DIR": str(folder / "other")}, "another device plugin serves"),
+        ):
+            log = folder / f"{name}.log"
+            async with process("-m", "services.plugin", log=log, **(env | more)) as second:
+                assert await asyncio.wait_for(second.wait(), PATIENCE) == 1
+            assert why in log.read_text()
+            assert "kyb-plugin: " in log.read_text()
+        assert {name: end.plugin for name, end in kubelet.devices.endpoints.items()} == endpoints
+        assert set(endpoints) == {ONE, TWO}
+        assert ready(kubelet)
 
 
 async def test_outside_of_a_cluster_the_log_says_that_neighbours_are_unchecked() -> None:
-    async with running_kubelet() as kubelet:
-        with short_folder() as folder:
-            async with driver(folder), plugin(folder, kubelet.options.folder) as log:
-                await until_ready(kubelet, timeout=PATIENCE)
-                unchecked = logged(log, "neighbours.check_failed")
-                assert unchecked is not None
-                assert "no pod of a cluster" in unchecked["reason"]
-                serving = logged(log, "plugin.serving")
-                assert serving is not None
-                while (await readyz(serving["url"]))[0] != 200:
-                    await asyncio.sleep(0.02)
+    async with machine() as (kubelet, folder), driver(folder), plugin(folder, kubelet.options.folder) as log:
+        await until_ready(kubelet, timeout=PATIENCE)
+        assert "no pod of a cluster" in (await until_logged(log, "neighbours.check_failed"))["reason"]
+        await until_readyz(log)

@@ -7,7 +7,6 @@ from kybernate.config import NodeConfig
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.topology import Group, plan
 from services.plugin.core.devices import NotGrantedError, Offer, device_paths
-from services.plugin.core.faults import Probation
 from services.plugin.offers import cdi_names
 from tests.plugin import stand
 from tests.plugin.stand import GPUS, ONE, TWO, paths
@@ -33,12 +32,6 @@ def test_each_resource_lists_its_seats_with_their_numa_nodes() -> None:
     assert [[node.ID for node in seat.topology.nodes] for seat in listed] == [[1], [1]]
     assert {seat.health for seat in listed} == {"Healthy"}
     assert all(len(seat_id) <= 63 for seat_id in node.seats)
-
-
-def test_a_faulty_gpu_makes_all_seats_of_its_group_unhealthy_and_no_others() -> None:
-    node = offer()
-    assert {seat.health for seat in node.listed(TWO, frozenset({"GPU-3"})).devices} == {"Unhealthy"}
-    assert {seat.health for seat in node.listed(ONE, frozenset({"GPU-3"})).devices} == {"Healthy"}
 
 
 def test_first_fit_takes_the_first_free_seat_of_the_first_group() -> None:
@@ -117,18 +110,6 @@ def test_a_seat_that_is_unknown_or_of_another_resource_is_refused() -> None:
     for resource, seat_id in ((ONE, "1x-000000.s00"), (ONE, seats(node, "G23")[0])):
         with pytest.raises(NotGrantedError, match="does not exist on this node any more"):
             node.answer(resource, [seat_id])
-
-
-def test_a_gpu_that_was_missing_is_on_probation() -> None:
-    probation = Probation(frozenset({"a", "b"}))
-    assert not probation.read(["a", "b"])
-    assert probation.read(["a"])
-    assert probation.faulty == {"b"}
-    assert not probation.read(["a", "b"])  # read once: not yet
-    assert not probation.read(["a"])
-    assert not probation.read(["a", "b"])
-    assert probation.read(["a", "b"])
-    assert probation.faulty == frozenset()
 
 
 def movable(**changes: object) -> Offer:

@@ -5,17 +5,24 @@ import json
 
 import pytest
 
-from kybernate.bus.nats import NatsBus
-from kybernate.bus.setup import init
 from kybernate.config.model import IGNORED_XIDS, HealthConfig
-from kybernate.dev.nats_server import NatsServer
 from kybernate.machine import GpuEvent
 from kybernate.messages import GpuHealthChanged
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from services.plugin.core.faults import GONE, HealthChange, Probation
-from tests.kubelet.stand import pod, running_kubelet, short_folder, state, until_capacity, until_running
-from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin
-from tests.plugin.stand import ONE, TWO, config, until_ready
+from tests.kubelet.stand import pod, state, until_capacity, until_running
+from tests.plugin.processes import (
+    PATIENCE,
+    all_logged,
+    driver,
+    logged,
+    machine,
+    nats,
+    plugin,
+    until_logged,
+    until_started,
+)
+from tests.plugin.stand import ONE, TWO, config, give_ticket, until_ready
 from tests.until import until
 
 BOTH = frozenset({"a", "b"})
@@ -49,6 +56,15 @@ def test_a_missing_gpu_is_reported_as_missing_and_an_event_alone_does_not_clear_
     assert probation.reasons == {"a": f"{GONE}, XID 79"}
 
 
+def test_a_gpu_that_was_missing_is_on_probation() -> None:
+    probation = Probation(BOTH)
+    assert probation.read(["a"])
+    for seen in (BOTH, ["a"], BOTH):
+        assert not probation.read(seen), "it must be there twice in a row"
+    assert probation.read(BOTH)
+    assert probation.faulty == frozenset()
+
+
 def test_an_event_without_a_gpu_affects_all_gpus_and_one_of_an_unknown_gpu_affects_none() -> None:
     probation = Probation(BOTH)
     assert not probation.event(GpuEvent("c", 79))
@@ -70,69 +86,50 @@ def test_ignored_xids_are_configurable() -> None:
 
 
 async def test_xid_79_makes_exactly_the_seats_of_its_groups_unhealthy_until_probation_ends() -> None:
-    async with running_kubelet() as kubelet:
-        with short_folder() as folder:
-            async with (
-                NatsServer(folder / "nats") as server,
-                NatsBus(server.url, source="test", name="test").opened() as bus,
-                driver(folder) as gpus,
-            ):
-                await init(server.url)
-                await bus.until_connected()
-                uuids = [gpu["uuid"] for gpu in (await gpus.call("devices"))["gpus"]]
-                env = {"KYB_NATS_URL": server.url, "reread_seconds": "0.1"}
-                async with (
-                    bus.subscribe(GpuHealthChanged.pattern()) as events,
-                    plugin(folder, kubelet.options.folder, **env) as log,
-                ):
-                    await until_ready(kubelet, timeout=PATIENCE)
-                    running = kubelet.create(pod(resource=TWO))
-                    (call,) = await until(
-                        lambda: list((folder / "run" / "seats").glob("2x-*/call.json")),
-                        what="a start of a 2x seat waits at the gate",
-                        timeout=PATIENCE,
-                    )
-                    ticket = {"call": json.loads(call.read_text())["call"], "seat": call.parent.name}
-                    (call.parent / "new").write_text(json.dumps(ticket))
-                    (call.parent / "new").replace(call.parent / "ticket.json")
-                    await until_running(running, timeout=PATIENCE)
-                    # Until this is taken back nothing recovers, however long the test takes here.
-                    (folder / "config.yaml").write_text(json.dumps(config() | {"health": {"recoveryReads": 1000}}))
-                    await until(
-                        lambda: logged(log, "config.applied"), what="the log event config.applied", timeout=PATIENCE
-                    )
-                    # XID 13 changes nothing, and is handled before the next one.
-                    await gpus.call("inject", fault="xid", gpu=uuids[3], xid=13)
-                    await gpus.call("inject", fault="xid", gpu=uuids[3], xid=79)
-                    await until_capacity(kubelet, {ONE: (4, 4), TWO: (2, 0)}, timeout=PATIENCE)
-                    assert [(line["xid"], line["ignored"]) for line in all_logged(log, "gpu.xid")] == [
-                        (13, True),
-                        (79, False),
-                    ]
-                    fault = await asyncio.wait_for(anext(events), PATIENCE)
-                    assert isinstance(fault, GpuHealthChanged)
-                    assert (fault.gpu, fault.healthy, fault.xid, fault.groups) == (uuids[3], False, 79, ("G23",))
-                    assert len(fault.seats) == 2
-                    bucket = await bus.bucket(INVENTORY_BUCKET)
+    async with machine() as (kubelet, folder), nats(folder) as (url, bus), driver(folder) as gpus:
+        uuids = [gpu["uuid"] for gpu in (await gpus.call("devices"))["gpus"]]
+        env = {"KYB_NATS_URL": url, "reread_seconds": "0.1"}
+        async with (
+            bus.subscribe(GpuHealthChanged.pattern()) as events,
+            plugin(folder, kubelet.options.folder, **env) as log,
+        ):
+            await until_ready(kubelet, timeout=PATIENCE)
+            running = kubelet.create(pod(resource=TWO))
+            call = await until_started(folder, "2x")
+            give_ticket(call.parent.parent, call.parent.name, json.loads(call.read_text())["call"])
+            await until_running(running, timeout=PATIENCE)
+            # Until this is taken back nothing recovers, however long the test takes here.
+            (folder / "config.yaml").write_text(json.dumps(config() | {"health": {"recoveryReads": 1000}}))
+            await until_logged(log, "config.applied")
+            # XID 13 changes nothing, and is handled before the next one.
+            await gpus.call("inject", fault="xid", gpu=uuids[3], xid=13)
+            await gpus.call("inject", fault="xid", gpu=uuids[3], xid=79)
+            await until_capacity(kubelet, {ONE: (4, 4), TWO: (2, 0)}, timeout=PATIENCE)
+            assert [(line["xid"], line["ignored"]) for line in all_logged(log, "gpu.xid")] == [(13, True), (79, False)]
+            fault = await asyncio.wait_for(anext(events), PATIENCE)
+            assert isinstance(fault, GpuHealthChanged)
+            assert (fault.gpu, fault.healthy, fault.xid, fault.groups) == (uuids[3], False, 79, ("G23",))
+            assert len(fault.seats) == 2
+            bucket = await bus.bucket(INVENTORY_BUCKET)
 
-                    async def sick() -> dict[int, str]:
-                        rows = [GpuRecord.model_validate_json(entry.value or b"") for entry in await bucket.entries()]
-                        return {row.index: row.reason for row in rows if not row.healthy}
+            async def sick() -> dict[int, str]:
+                rows = [GpuRecord.model_validate_json(entry.value or b"") for entry in await bucket.entries()]
+                return {row.index: row.reason for row in rows if not row.healthy}
 
-                    while "XID 79" not in (await sick()).get(3, ""):
-                        await asyncio.sleep(0.02)
-                    refused = kubelet.create(pod("late", resource=TWO))
-                    await until(
-                        lambda: refused.phase == "Failed" or not refused.bound,
-                        what="the pod with a lost seat fails or is unbound",
-                        timeout=PATIENCE,
-                    )
-                    assert "running" in state(running)["state"]  # the fault ends no pod
-                    (folder / "config.yaml").write_text(json.dumps(config()))
-                    await until_ready(kubelet, timeout=PATIENCE)
-                    recovered = await asyncio.wait_for(anext(events), PATIENCE)
-                    assert isinstance(recovered, GpuHealthChanged)
-                    assert (recovered.gpu, recovered.healthy, recovered.reason) == (uuids[3], True, "")
-                    while await sick():
-                        await asyncio.sleep(0.02)
-                    assert logged(log, "gpu.recovered") is not None
+            while "XID 79" not in (await sick()).get(3, ""):
+                await asyncio.sleep(0.02)
+            refused = kubelet.create(pod("late", resource=TWO))
+            await until(
+                lambda: refused.phase == "Failed" or not refused.bound,
+                what="the pod with a lost seat fails or is unbound",
+                timeout=PATIENCE,
+            )
+            assert "running" in state(running)["state"]  # the fault ends no pod
+            (folder / "config.yaml").write_text(json.dumps(config()))
+            await until_ready(kubelet, timeout=PATIENCE)
+            recovered = await asyncio.wait_for(anext(events), PATIENCE)
+            assert isinstance(recovered, GpuHealthChanged)
+            assert (recovered.gpu, recovered.healthy, recovered.reason) == (uuids[3], True, "")
+            while await sick():
+                await asyncio.sleep(0.02)
+            assert logged(log, "gpu.recovered") is not None

@@ -18,7 +18,7 @@ from services.plugin.core.faults import GONE, Probation
 from services.plugin.gate import StartGate
 from services.plugin.gate_sockets import PACE_SECONDS, SOCKET, GateSockets
 from services.plugin.servicer import NodeSeats, SeatPlugin
-from tests.plugin.stand import GPUS, ONE, offer
+from tests.plugin.stand import GPUS, ONE, give_ticket, offer, waiting_call
 from tests.until import until
 
 
@@ -54,37 +54,28 @@ async def ask(node: NodeSeats, seat: str, question: bytes = b"start\n") -> str:
         writer.close()
 
 
-def call(node: NodeSeats, seat: str) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads((node.gate.seats_dir / seat / "call.json").read_text())
-    except FileNotFoundError:
-        return None
-    return found
-
-
 async def announced(node: NodeSeats, seat: str) -> dict[str, Any]:
-    await until(lambda: call(node, seat) is not None, what="a start is announced")
-    found = call(node, seat)
-    assert found is not None
+    found: dict[str, Any] = await until(lambda: call(node, seat), what="a start is announced")
     return found
 
 
-def give(node: NodeSeats, seat: str, **facts: object) -> None:
-    found = call(node, seat)
-    assert found is not None
-    new = node.gate.seats_dir / seat / "ticket.new"
-    new.write_text(json.dumps({"call": found["call"], "seat": seat, "pod_uid": "u", "epoch": 1} | facts))
-    new.replace(new.with_name("ticket.json"))
+def call(node: NodeSeats, seat: str) -> dict[str, Any] | None:
+    return waiting_call(node.gate.seats_dir, seat)
+
+
+async def started(node: NodeSeats, seat: str, **ticket: object) -> tuple[dict[str, Any], str]:
+    """(what a start announces, the answer once it has this ticket)."""
+    asked = asyncio.create_task(ask(node, seat))
+    found = await announced(node, seat)
+    give_ticket(node.gate.seats_dir, seat, found["call"], **ticket)
+    return found, await asyncio.wait_for(asked, 10)
 
 
 async def test_a_start_at_home_is_permitted_and_changes_no_variable(tmp_path: Path) -> None:
     async with listening(tmp_path) as node:
         seat = seat_on(node, "G0")
-        asked = asyncio.create_task(ask(node, seat))
-        found = await announced(node, seat)
-        assert (found["inside"], found["closed"]) == (True, [])
-        give(node, seat, group="G0")
-        assert await asyncio.wait_for(asked, 10) == "start\n"
+        found, answer = await started(node, seat, group="G0")
+        assert (found["inside"], found["closed"], answer) == (True, [], "start\n")
         assert call(node, seat) is None
 
 
@@ -94,33 +85,19 @@ async def test_the_answer_says_for_how_long_it_permits(tmp_path: Path) -> None:
         seat = seat_on(node, "G0")
         began = time.monotonic()
         asked = asyncio.create_task(ask(node, seat))
-        await announced(node, seat)
+        found = await announced(node, seat)
         announced_at = time.monotonic()
-        give(node, seat, group="G0", expires=began + 30)
+        give_ticket(node.gate.seats_dir, seat, found["call"], group="G0", expires=began + 30)
         within, last = (await asyncio.wait_for(asked, 10)).splitlines()
         assert last == "start"
         assert 30_000 - 1000 * (announced_at - began) - 1 <= int(within.removeprefix("within ")) <= 30_000
         assert not (node.gate.seats_dir / seat / "permit").exists()
 
 
-async def test_a_ticket_that_is_over_permits_nothing(tmp_path: Path) -> None:
-    """The plugin was stopped after it had taken it."""
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        asked = asyncio.create_task(ask(node, seat))
-        await announced(node, seat)
-        give(node, seat, group="G0", expires=time.monotonic())
-        answer = await asyncio.wait_for(asked, 10)
-        assert answer == "wait its turn on the GPUs was over before it could start; it asks again\n"
-
-
 async def test_a_start_on_another_group_gets_what_names_its_gpus(tmp_path: Path) -> None:
     async with listening(tmp_path) as node:
         seat = seat_on(node, "G0")
-        asked = asyncio.create_task(ask(node, seat))
-        await announced(node, seat)
-        give(node, seat, group="G1")
-        *lines, last = (await asyncio.wait_for(asked, 10)).splitlines()
+        *lines, last = (await started(node, seat, group="G1"))[1].splitlines()
         there = {
             "KYB_GPU_INDICES": "1",
             "KYB_GPU_GROUP": "G1",
@@ -138,10 +115,7 @@ async def test_a_start_on_another_group_gets_what_names_its_gpus(tmp_path: Path)
 async def test_a_ticket_for_a_group_that_is_gone_permits_nothing(tmp_path: Path, group: str, text: str) -> None:
     async with listening(tmp_path) as node:
         seat = seat_on(node, "G0")
-        asked = asyncio.create_task(ask(node, seat))
-        await announced(node, seat)
-        give(node, seat, group=group)
-        answer = await asyncio.wait_for(asked, 10)
+        _, answer = await started(node, seat, group=group)
         assert answer == "start\n" if not text else answer.startswith("wait ") and text in answer
 
 
@@ -177,10 +151,8 @@ async def test_only_a_gpu_of_the_group_on_which_it_starts_must_be_there(
     async with listening(tmp_path) as node:
         seat = seat_on(node, "G0")
         node.probation.reasons[f"GPU-{gone}"] = f"{GONE}: it fell off the bus"
-        asked = asyncio.create_task(ask(node, seat))
-        assert f"G{gone}" in (await announced(node, seat))["closed"]
-        give(node, seat, group=group)
-        answer = await asyncio.wait_for(asked, 10)
+        found, answer = await started(node, seat, group=group)
+        assert f"G{gone}" in found["closed"]
         assert answer.endswith("start\n") if starts else f"GPU {gone} (GPU-{gone})" in answer
         assert answer.startswith("wait ") != starts
 
@@ -190,10 +162,8 @@ async def test_nothing_starts_on_a_gpu_that_its_container_was_made_without(tmp_p
     async with listening(tmp_path) as node:
         seat = seat_on(node, "G0")
         node.allocations.allocate(AllocatedSeat(seat, ONE, ("GPU-0",), ("GPU-0",)))
-        asked = asyncio.create_task(ask(node, seat))
-        assert (await announced(node, seat))["closed"] == ["G1", "G23"]
-        give(node, seat, group="G1")
-        answer = await asyncio.wait_for(asked, 10)
+        found, answer = await started(node, seat, group="G1")
+        assert found["closed"] == ["G1", "G23"]
         assert answer.startswith(
             "wait it cannot start: its container was made without GPU 1 (GPU-1) of group G1; a new"
         )
@@ -209,10 +179,7 @@ async def test_a_start_counts_the_gpus_that_kubelet_gave_its_container(tmp_path:
         node.replace_offer(replace(today, groups=groups))
         node.allocate(ONE, [[seat]])
         node.replace_offer(today)
-        asked = asyncio.create_task(ask(node, seat))
-        await announced(node, seat)
-        give(node, seat, group="G1")
-        assert "set CUDA_VISIBLE_DEVICES=1\n" in await asyncio.wait_for(asked, 10)  # PCI order: 3, 1, 2, 0
+        assert "set CUDA_VISIBLE_DEVICES=1\n" in (await started(node, seat, group="G1"))[1]  # PCI order: 3, 1, 2, 0
 
 
 async def test_kubelets_call_names_the_groups_that_its_container_lacks_too(tmp_path: Path) -> None:
@@ -230,7 +197,7 @@ async def test_kubelets_call_names_the_groups_that_its_container_lacks_too(tmp_p
         asked = asyncio.ensure_future(rpc.DevicePluginStub(channel).PreStartContainer(request))
         found = await announced(node, seat)
         assert (found["inside"], found["closed"]) == (False, ["G1", "G23"])
-        give(node, seat)
+        give_ticket(node.gate.seats_dir, seat, found["call"])
         await asyncio.wait_for(asked, 10)
 
 
@@ -240,13 +207,11 @@ async def test_a_newer_caller_ends_the_one_before(tmp_path: Path) -> None:
         seat = seat_on(node, "G0")
         path = node.gate.seats_dir / seat / SOCKET
         before = [await asyncio.open_unix_connection(path) for _ in range(3)]
-        asked = asyncio.create_task(ask(node, seat))
+        asked = asyncio.create_task(started(node, seat, group=""))
         for reader, writer in before:
             assert await asyncio.wait_for(reader.read(), 2) in (b"", b"wait ask for start\n")
             writer.close()
-        await announced(node, seat)
-        give(node, seat, group="")
-        assert await asyncio.wait_for(asked, 10) == "start\n"
+        assert (await asked)[1] == "start\n"
 
 
 async def test_a_container_that_calls_without_end_is_answered_at_a_pace(tmp_path: Path) -> None:

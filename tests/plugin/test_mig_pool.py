@@ -11,7 +11,6 @@ from kybernate.topology import plan
 from services.plugin.core.devices import Offer, device_paths
 from services.plugin.core.faults import GONE, Probation
 from services.plugin.gate import StartGate
-from services.plugin.offers import cdi_names
 from services.plugin.servicer import NodeSeats
 from tests.plugin.stand import paths
 
@@ -26,12 +25,11 @@ CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 SEAT = "kyb.ai/gpu-1x-seat"
 
 
-def offer(*, away: int | None = None, rebalance: bool | None = True) -> Offer:
-    """Of the machine, without GPU ``away``."""
+def offer(*, rebalance: bool | None = True) -> Offer:
     one = Profile(name="one", resource=SEAT, group_size=1, seats_per_group=1, rebalance=rebalance)
     return Offer(
         groups=plan(NodeConfig(profiles=(one,), mig_strategy="single"), *MACHINE).groups,
-        gpus=tuple(gpu for gpu in (*MACHINE.gpus, *MACHINE.instances) if gpu.index != away),
+        gpus=(*MACHINE.gpus, *MACHINE.instances),
         seats_dir=Path("/run/kyb/seats"),
         present=frozenset(device_paths(MACHINE.gpus, NODES)),
         mig_nodes=NODES,
@@ -101,25 +99,13 @@ def test_all_devices_of_a_node_are_no_instances() -> None:
     assert paths(of_part) == {f"/dev/nvidia{part.minor}", *nodes[part.uuid], *CONTROL}
 
 
-def test_instances_of_a_gpu_that_is_gone_are_no_target_of_moves() -> None:
-    node = offer(away=1)
-    answer = node.answer(SEAT, [seat_on(node, A)])
-    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{A},{B}"
-    assert paths(answer) == {"/dev/nvidia0", *NODES[A], *NODES[B], *CONTROL}
-
-
-def test_cdi_names_are_those_of_the_instances_that_are_there() -> None:
-    groups, nvidia = offer().groups, frozenset({A, B, C, D})
-    names = cdi_names("auto", groups, nvidia, missing=frozenset({C, D}))
-    assert names is not None
-    assert names[groups[0].name][1:] == (f"nvidia.com/gpu={A}", f"nvidia.com/gpu={B}")
-
-
 def test_an_instance_that_was_taken_away_is_no_target_of_moves_and_nothing_starts_on_it(tmp_path: Path) -> None:
     """An allocated seat keeps its group in the offer."""
     whole = offer()
     node = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.uuid != B))
-    assert node.answer(SEAT, [seat_on(node, A)]).envs["NVIDIA_VISIBLE_DEVICES"] == ",".join((A, C, D))
+    answer = node.answer(SEAT, [seat_on(node, A)])
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join((A, C, D))
+    assert paths(answer).isdisjoint(NODES[B])
     probation = Probation(frozenset({*(gpu.uuid for gpu in MACHINE.gpus), B}))
     probation.read([gpu.uuid for gpu in MACHINE.gpus])
     seats = NodeSeats(node, StartGate(tmp_path), probation, print)

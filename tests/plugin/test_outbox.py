@@ -14,8 +14,7 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.seat import SeatState
 from services.plugin.publish import Outbox
-from tests.kubelet.stand import running_kubelet, short_folder
-from tests.plugin.processes import PATIENCE, driver, logged, plugin
+from tests.plugin.processes import PATIENCE, driver, logged, machine, plugin
 from tests.plugin.stand import until_ready
 
 
@@ -57,33 +56,30 @@ async def allocate(folder: Path, seats: list[str]) -> None:
 
 
 async def test_kubelet_is_answered_while_nats_is_down_and_the_events_are_sent_afterwards() -> None:
-    async with running_kubelet() as kubelet:
-        with short_folder() as folder:
-            url = f"nats://127.0.0.1:{(port := free_port())}"
-            async with driver(folder), plugin(folder, kubelet.options.folder, KYB_NATS_URL=url) as log:
-                await until_ready(kubelet, timeout=PATIENCE)
-                seats = sorted(kubelet.devices.endpoints["kyb.ai/gpu-1x-seat"].devices)
-                await allocate(kubelet.options.folder, seats)
-                # Streams exist before the plugin can connect: what it sends without them is kept nowhere.
-                async with NatsServer(folder / "nats", port=free_port()) as elsewhere:
-                    await init(elsewhere.url)
-                async with (
-                    NatsServer(folder / "nats", port=port) as server,
-                    NatsBus(server.url, source="test", name="test").opened() as bus,
-                ):
-                    await bus.until_connected()
-                    found: list[str] = []
+    async with machine() as (kubelet, folder):
+        url = f"nats://127.0.0.1:{(port := free_port())}"
+        async with driver(folder), plugin(folder, kubelet.options.folder, KYB_NATS_URL=url) as log:
+            await until_ready(kubelet, timeout=PATIENCE)
+            seats = sorted(kubelet.devices.endpoints["kyb.ai/gpu-1x-seat"].devices)
+            await allocate(kubelet.options.folder, seats)
+            # Streams exist before the plugin can connect: what it sends without them is kept nowhere.
+            async with NatsServer(folder / "nats", port=free_port()) as elsewhere:
+                await init(elsewhere.url)
+            async with (
+                NatsServer(folder / "nats", port=port) as server,
+                NatsBus(server.url, source="test", name="test").opened() as bus,
+            ):
+                await bus.until_connected()
+                found: list[SeatAllocated] = []
 
-                    async def allocated() -> list[str]:
-                        kept = [m async for m in bus.replay() if isinstance(m, SeatAllocated)]
-                        return [message.seat for message in kept]
+                async def until_allocated(count: int) -> None:
+                    while len(found) < count:
+                        found[:] = [m async for m in bus.replay() if isinstance(m, SeatAllocated)]
+                        await asyncio.sleep(0.05)
 
-                    while len(found) < len(seats):
-                        found = await allocated()
-                        await asyncio.sleep(0.05)
-                    await allocate(kubelet.options.folder, seats[:1])
-                    while len(found) < len(seats) + 1:
-                        found = await allocated()
-                        await asyncio.sleep(0.05)
-                    assert found == [*seats, seats[0]]
-                assert logged(log, "plugin.allocation_refused") is None
+                await until_allocated(len(seats))
+                await allocate(kubelet.options.folder, seats[:1])
+                await until_allocated(len(seats) + 1)
+                assert [one.seat for one in found] == [*seats, seats[0]]
+                assert {(one.node, one.group) for one in found} == {("node-0", "G0"), ("node-0", "G1")}
+            assert logged(log, "plugin.allocation_refused") is None

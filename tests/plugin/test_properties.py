@@ -5,7 +5,7 @@ Kubelet is played by a few sets, as the device manager keeps them: which IDs are
 
 import json
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -206,15 +206,3 @@ def test_any_sequence_of_calls_and_faults_keeps_the_nodes_invariants(
         kubelet.check()
     kubelet.owners(FORGET_AFTER)
     assert node.allocations.seats.keys() == kubelet.given.keys()
-
-
-@given(machines(), configs(), st.randoms())
-def test_ids_survive_a_renumbered_machine(
-    machine: tuple[tuple[Gpu, ...], tuple[Link, ...]], config: NodeConfig, chance: random.Random
-) -> None:
-    gpus, links = machine
-    numbers = list(range(len(gpus)))
-    chance.shuffle(numbers)
-    renumbered = tuple(replace(gpu, index=number) for gpu, number in zip(gpus, numbers, strict=True))
-    before, after = groups_of(config, gpus, links), groups_of(config, renumbered, links)
-    assert {group.key: group.seat_ids for group in before} == {group.key: group.seat_ids for group in after}

@@ -11,9 +11,8 @@ import pytest
 
 from kybernate.config import NodeConfig, load
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.gpus import GpuError
 from kybernate.health import Health
-from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link
+from kybernate.machine import Gpu, GpuSensors
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.node.pod_resources import PodResourcesError
 from services.plugin import gpu_watch, offers, service
@@ -24,41 +23,6 @@ from services.plugin.settings import PluginSettings
 from tests.kubelet.stand import short_folder
 from tests.plugin.stand import GPUS, ONE, TWO, config
 from tests.until import until
-
-
-class ConstantGpus:
-    """GPUs whose readings do not change unless a test changes them."""
-
-    def __init__(self) -> None:
-        self.found: tuple[Gpu, ...] = GPUS
-        self.reported: tuple[GpuEvent, ...] = ()
-
-    async def list(self) -> tuple[Gpu, ...]:
-        if not self.found:
-            raise GpuError("no driver")
-        return self.found
-
-    async def links(self) -> tuple[Link, ...]:
-        return ()
-
-    async def instances(self) -> tuple[Gpu, ...]:
-        return ()
-
-    async def used_bytes(self) -> dict[str, int]:
-        return {}
-
-    async def processes(self) -> tuple[GpuProcess, ...]:
-        return ()
-
-    async def sensors(self) -> tuple[GpuSensors, ...]:
-        return ()
-
-    async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
-        await asyncio.sleep(0)
-        return self.reported
-
-    async def close(self) -> None:
-        return
 
 
 def changed(folder: Path, **values: Any) -> NodeConfig:
@@ -81,7 +45,8 @@ async def opened(**env: Any) -> AsyncIterator[tuple[NodePlugin, Path]]:
         )
         bus = MemoryBus(MemoryServer())
         reading = GpuReading(KnownGpus(GPUS), frozenset(gpu.uuid for gpu in GPUS), frozenset({"/dev/nvidiactl"}))
-        plugin = NodePlugin(settings, first, reading, ConstantGpus(), bus, Health(), Neighbours(None, "n"))
+        gpus: Any = None  # read by the jobs
+        plugin = NodePlugin(settings, first, reading, gpus, bus, Health(), Neighbours(None, "n"))
         await plugin.open()
         try:
             yield plugin, folder
@@ -234,15 +199,18 @@ async def test_a_container_can_write_nothing_that_it_gets_from_the_node() -> Non
 async def test_no_error_of_temperature_and_power_ends_the_plugin() -> None:
     async with opened() as (plugin, _):
 
-        class OldDriver(ConstantGpus):
+        class OldDriver:
             reads = 0
+
+            async def list(self) -> tuple[Gpu, ...]:
+                return GPUS
 
             async def sensors(self) -> tuple[GpuSensors, ...]:
                 OldDriver.reads += 1
                 raise KeyError("power")
 
         watch = plugin.gpu_watch
-        watch._gpus = OldDriver()
+        watch._gpus = OldDriver()  # type: ignore[assignment]
         watch._settings = watch._settings.model_copy(update={"reread_seconds": 0.01})
         polling = asyncio.create_task(watch.poll())
         await until(lambda: OldDriver.reads > 2 or polling.done(), what="the GPUs are read again")

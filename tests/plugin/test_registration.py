@@ -10,17 +10,8 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from services.plugin.registration import MAX_SOCKET_PATH, remove_stale
 from tests.kubelet.stand import pod, running_kubelet, short_folder, state
-from tests.plugin.stand import ONE, TWO, plugin_at, running_plugin, until_unmet
+from tests.plugin.stand import plugin_at, running_plugin, until_unmet
 from tests.until import until
-
-
-async def test_both_resources_are_registered_and_listed() -> None:
-    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
-        devices = kubelet.devices.endpoints[TWO].devices
-        assert sorted(devices) == plugin.seats("G23")
-        assert [node.ID for node in devices[plugin.seats("G23")[0]].topology.nodes] == [1]
-        options = kubelet.devices.endpoints[ONE].options
-        assert options == pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 
 
 async def test_a_refused_registration_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,15 +72,6 @@ async def test_a_gate_call_for_an_unknown_seat_is_refused() -> None:
                 refusal = error
         assert refusal.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert "its seat is not on this node" in str(refusal.details())
-
-
-async def test_the_gate_answers_before_the_callers_own_deadline() -> None:
-    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
-        (own, *_) = (path for path in sockets(kubelet.options.folder) if "2x" in path.name)
-        async with grpc.aio.insecure_channel(f"unix:{own}") as channel:
-            request = pb.PreStartContainerRequest(devices_ids=plugin.seats("G23")[:1])
-            call = rpc.DevicePluginStub(channel).PreStartContainer(request, timeout=2.2)
-            assert (await call.code()) is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def sockets(folder: Path) -> list[Path]:

@@ -13,8 +13,20 @@ from kybernate.files import changes, fingerprint
 from kybernate.topology import AllocatedSeat, Group, plan, with_orphaned_seats
 from services.plugin import allocations
 from services.plugin.allocations import FORGET_AFTER, Allocations
-from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
-from tests.plugin.processes import PATIENCE, all_logged, driver, environment, logged, plugin, process, readyz
+from tests.kubelet.stand import pod, until_capacity
+from tests.plugin.processes import (
+    PATIENCE,
+    all_logged,
+    driver,
+    environment,
+    machine,
+    plugin,
+    process,
+    readyz,
+    until_logged,
+    until_readyz,
+    until_stored,
+)
 from tests.plugin.stand import GPUS, ONE, TWO, config, offer, ready, until_ready
 from tests.until import until
 
@@ -161,85 +173,58 @@ def write(folder: Path, **changed: Any) -> None:
 
 
 async def test_resources_are_added_and_removed_and_an_allocated_seat_stays_until_its_pod_is_gone() -> None:
-    async with running_kubelet() as kubelet:
-        with short_folder() as folder:
-            async with driver(folder), plugin(folder, kubelet.options.folder) as log:
-                await until_ready(kubelet, timeout=PATIENCE)
-                owner = kubelet.create(pod(resource=TWO))
-                await until(
-                    lambda: allocations.load(folder / "state").seats,
-                    what="the plugin has stored its seats",
-                    timeout=PATIENCE,
-                )
-                untouched = kubelet.devices.endpoints[ONE].plugin
-                (allocation,) = kubelet.devices.allocations
-                (seat,) = allocation.device_ids
-                profiles = [*config()["profiles"][:1], {**config()["profiles"][1], "resource": "kyb.ai/pair"}]
-                write(folder, profiles=profiles)
-                expected = {ONE: (4, 4), TWO: (1, 1), "kyb.ai/pair": (1, 1)}
-                await until_capacity(kubelet, expected, timeout=PATIENCE)
-                assert set(kubelet.devices.endpoints[TWO].devices) == {seat}
-                assert seat not in kubelet.devices.endpoints["kyb.ai/pair"].devices
-                assert kubelet.devices.endpoints[ONE].plugin is untouched
-                kubelet.delete(owner.spec.namespace, owner.spec.name, grace_seconds=0)
-                await until(
-                    lambda: kubelet.devices.capacity()["kyb.ai/pair"] == (2, 2),
-                    what="the new seats of kyb.ai/pair are healthy",
-                    saw=kubelet.devices.capacity,
-                    timeout=PATIENCE,
-                )
-                await until(
-                    lambda: kubelet.devices.capacity()[TWO][1] == 0,
-                    what="the seats that are no longer offered are unhealthy",
-                    saw=kubelet.devices.capacity,
-                    timeout=PATIENCE,
-                )
-                assert kubelet.devices.endpoints[ONE].plugin is untouched
-                assert all_logged(log, "plugin.withdrawn")[0]["resource"] == TWO
+    async with machine() as (kubelet, folder), driver(folder), plugin(folder, kubelet.options.folder) as log:
+        await until_ready(kubelet, timeout=PATIENCE)
+        owner = kubelet.create(pod(resource=TWO))
+        await until_stored(folder)
+        untouched = kubelet.devices.endpoints[ONE].plugin
+        (allocation,) = kubelet.devices.allocations
+        (seat,) = allocation.device_ids
+        write(folder, profiles=[config()["profiles"][0], config()["profiles"][1] | {"resource": "kyb.ai/pair"}])
+        await until_capacity(kubelet, {ONE: (4, 4), TWO: (1, 1), "kyb.ai/pair": (1, 1)}, timeout=PATIENCE)
+        assert set(kubelet.devices.endpoints[TWO].devices) == {seat}
+        assert seat not in kubelet.devices.endpoints["kyb.ai/pair"].devices
+        assert kubelet.devices.endpoints[ONE].plugin is untouched
+        kubelet.delete(owner.spec.namespace, owner.spec.name, grace_seconds=0)
+        capacity = kubelet.devices.capacity
+        await until(
+            lambda: (capacity()["kyb.ai/pair"], capacity()[TWO][1]) == ((2, 2), 0),
+            what="kyb.ai/pair has its seat, and the old resource none",
+            saw=capacity,
+            timeout=PATIENCE,
+        )
+        assert kubelet.devices.endpoints[ONE].plugin is untouched
+        assert all_logged(log, "plugin.withdrawn")[0]["resource"] == TWO
 
 
 async def test_a_plugin_that_starts_with_another_configuration_keeps_allocated_seats() -> None:
-    async with running_kubelet() as kubelet:
-        with short_folder() as folder:
-            async with driver(folder):
-                async with plugin(folder, kubelet.options.folder, "one"):
-                    await until_ready(kubelet, timeout=PATIENCE)
-                    kubelet.create(pod(resource=TWO))
-                    await until(
-                        lambda: kubelet.devices.allocations, what="kubelet has allocated a seat", timeout=PATIENCE
-                    )
-                (seat,) = kubelet.devices.allocations[0].device_ids
-                env = environment(folder, kubelet.options.folder)
-                four = [{"name": f"N{i}", "gpus": [i]} for i in range(4)]
-                write(folder, profiles=config()["profiles"][:1], gpuTopology={"groups": four})
-                async with process("-m", "services.plugin", log=folder / "two.log", **env):
-                    expected = {ONE: (8, 8), TWO: (1, 1)}
-                    await until_capacity(kubelet, expected, timeout=PATIENCE)
-                    assert set(kubelet.devices.endpoints[TWO].devices) == {seat}
+    async with machine() as (kubelet, folder), driver(folder):
+        async with plugin(folder, kubelet.options.folder, "one"):
+            await until_ready(kubelet, timeout=PATIENCE)
+            kubelet.create(pod(resource=TWO))
+            await until(lambda: kubelet.devices.allocations, what="kubelet has allocated a seat", timeout=PATIENCE)
+        (seat,) = kubelet.devices.allocations[0].device_ids
+        env = environment(folder, kubelet.options.folder)
+        four = [{"name": f"N{i}", "gpus": [i]} for i in range(4)]
+        write(folder, profiles=config()["profiles"][:1], gpuTopology={"groups": four})
+        async with process("-m", "services.plugin", log=folder / "two.log", **env):
+            await until_capacity(kubelet, {ONE: (8, 8), TWO: (1, 1)}, timeout=PATIENCE)
+            assert set(kubelet.devices.endpoints[TWO].devices) == {seat}
 
 
 async def test_an_invalid_configuration_is_reported_and_the_last_valid_one_stays() -> None:
-    async with running_kubelet() as kubelet:
-        with short_folder() as folder:
-            env = environment(folder, kubelet.options.folder)
-            log = folder / "plugin.log"
-            async with driver(folder), process("-m", "services.plugin", log=log, **env) as running:
-                await until_ready(kubelet, timeout=PATIENCE)
-                serving = logged(log, "plugin.serving")
-                assert serving is not None
-                (folder / "config.yaml").write_text("profiles: []")
-                refused = await until(
-                    lambda: logged(log, "config.refused"), what="the log event config.refused", timeout=PATIENCE
-                )
-                assert "config.yaml" in refused["reason"]
-                status, body = await readyz(serving["url"])
-                assert status == 503
-                assert "is not used, the one before is" in body["unmet"]["config"]
-                assert ready(kubelet)
-                (folder / "config.yaml").write_text(json.dumps(config()))
-                running.send_signal(signal.SIGHUP)
-                await until(
-                    lambda: logged(log, "config.applied"), what="the log event config.applied", timeout=PATIENCE
-                )
-                while (await readyz(serving["url"]))[0] != 200:
-                    await asyncio.sleep(0.02)
+    async with machine() as (kubelet, folder):
+        env = environment(folder, kubelet.options.folder)
+        log = folder / "plugin.log"
+        async with driver(folder), process("-m", "services.plugin", log=log, **env) as running:
+            await until_ready(kubelet, timeout=PATIENCE)
+            (folder / "config.yaml").write_text("profiles: []")
+            assert "config.yaml" in (await until_logged(log, "config.refused"))["reason"]
+            status, body = await readyz(log)
+            assert status == 503
+            assert "is not used, the one before is" in body["unmet"]["config"]
+            assert ready(kubelet)
+            (folder / "config.yaml").write_text(json.dumps(config()))
+            running.send_signal(signal.SIGHUP)
+            await until_logged(log, "config.applied")
+            await until_readyz(log)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from kybernate.config import NodeConfig
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.fakes.kubelet.pod import Pod
 from kybernate.machine import Gpu, Mig
 from kybernate.node.pod_resources import list_pods
 from kybernate.policy import KybBalanced
@@ -63,6 +64,17 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
             await task
 
 
+async def refusal(created: Pod) -> str:
+    """The text in the pod's status, once there is one."""
+    await until(
+        lambda: "is refused" in str(state(created)["state"]),
+        what="the pod's status shows the refusal",
+        saw=lambda: state(created),
+        timeout=PATIENCE,
+    )
+    return str(state(created)["state"]["waiting"]["message"])
+
+
 async def test_two_kinds_of_seats_in_one_container_are_refused_by_name() -> None:
     async with (
         running_kubelet() as kubelet,
@@ -71,14 +83,8 @@ async def test_two_kinds_of_seats_in_one_container_are_refused_by_name() -> None
     ):
         (spec,) = pods(BOTH)
         greedy = kubelet.create(spec)
-        await until(
-            lambda: "is refused" in str(state(greedy)["state"]),
-            what="the pod's status shows the refusal",
-            saw=lambda: state(greedy),
-            timeout=PATIENCE,
-        )
+        text = await refusal(greedy)
         assert reason(greedy) == "CreateContainerConfigError"
-        text = state(greedy)["state"]["waiting"]["message"]
         assert f"container engine of pod default/greedy asks for {ONE} and {TWO}" in text
         assert "keep one of them in resources.limits and make the pod anew" in text
 
@@ -101,14 +107,7 @@ async def test_mig_with_the_cuda_backend_is_refused_by_name() -> None:
             manager(kubelet, offered),
         ):
             await until_capacity(kubelet, {ONE: (2, 2)}, timeout=PATIENCE)
-            cuda = kubelet.create(pod())
-            await until(
-                lambda: "is refused" in str(state(cuda)["state"]),
-                what="the pod's status shows the refusal",
-                saw=lambda: state(cuda),
-                timeout=PATIENCE,
-            )
-            text = state(cuda)["state"]["waiting"]["message"]
+            text = await refusal(kubelet.create(pod()))
             assert "backend cuda cannot park MIG instances" in text
             assert "kyb.ai/backend" in text
 
