@@ -1,6 +1,9 @@
 """Every row of the failure table, and every interrupted prefix."""
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,18 +27,20 @@ def verbs(sim: Sim) -> list[tuple[Verb, int | None]]:
     return [(step.verb, step.member) for step in sim.done if step.verb is not V.STATE]
 
 
+def ends(sim: Sim, goal: JobGoal, **more: Any) -> End:
+    end = run(sim.procedure(goal, **more), sim)
+    assert end is not None
+    return end
+
+
 def park(*faults: Fault, members: int = 3) -> tuple[End, Sim]:
     sim = Sim([R] * members, faults=list(faults))
-    end = run(sim.procedure(JobGoal.PARKED), sim)
-    assert end is not None
-    return end, sim
+    return ends(sim, JobGoal.PARKED), sim
 
 
 def activate(*faults: Fault, members: int = 3, room: bool = True) -> tuple[End, Sim]:
     sim = Sim([C] * members, frozen=True, faults=list(faults), room=room)
-    end = run(sim.procedure(JobGoal.ACTIVE), sim)
-    assert end is not None
-    return end, sim
+    return ends(sim, JobGoal.ACTIVE), sim
 
 
 def test_a_park_checks_then_locks_all_then_checkpoints_each_then_proves_then_freezes() -> None:
@@ -67,6 +72,44 @@ def test_an_activation_waits_for_room_thaws_restores_all_then_unlocks_all() -> N
     ]
 
 
+WHOLE = {"parked": ({C}, True), "active": ({R}, False)}
+REFUSED = Fault(V.RESTORE, T.REFUSED, member=2)
+ENDINGS: dict[str, tuple[Callable[..., tuple[End, Sim]], str, list[Fault]]] = {
+    "lock-hung-and-took-effect": (park, "active", [Fault(V.LOCK, T.HUNG, member=1, lands=True)]),
+    "second-hang": (park, "quarantined", [Fault(V.LOCK, T.HUNG, member=1), Fault(V.STATE, T.HUNG, member=1)]),
+    "helper-dies": (park, "quarantined", [Fault(verb, T.HELPER_DIED, times=99) for verb in (V.LOCK, V.STATE)]),
+    "dies-in-a-lock": (park, "lost", [Fault(V.LOCK, T.GONE, member=1, becomes=G)]),
+    "checkpoint-failed": (park, "lost", [Fault(V.CHECKPOINT, T.OPERATING_SYSTEM, member=1, becomes=F)]),
+    "checkpoint-hangs-twice": (park, "quarantined", [Fault(V.CHECKPOINT, T.HUNG, member=1, times=2)]),
+    "memory-does-not-fall": (park, "active", [Fault(V.EVIDENCE, T.REFUSED)]),
+    "b5-slow-reading-of-room": (activate, "parked", [Fault(V.ROOM, T.SLOW)]),
+    "restore-refused": (activate, "parked", [REFUSED]),
+    "restore-not-ready": (activate, "parked", [Fault(V.RESTORE, T.NOT_READY, member=2)]),
+    "restore-failed": (activate, "lost", [Fault(V.RESTORE, T.REFUSED, member=2, becomes=F)]),
+    "no-memory-for-the-copies": (activate, "lost", [REFUSED, Fault(V.HEADROOM, T.REFUSED, times=9)]),
+    "helper-died-and-restored": (activate, "active", [Fault(V.RESTORE, T.HELPER_DIED, member=0, lands=True)]),
+    "hung-and-restored": (activate, "active", [Fault(V.RESTORE, T.HUNG, member=0, lands=True)]),
+    "unlocked-in-spite-of-an-error": (activate, "active", [Fault(V.UNLOCK, T.REFUSED, member=1, lands=True)]),
+    "unlocked-at-last": (activate, "active", [Fault(V.UNLOCK, T.REFUSED, member=1, times=3)]),
+    "never-unlocked": (activate, "lost", [Fault(V.UNLOCK, T.REFUSED, member=1, times=4)]),
+    "cannot-be-killed": (
+        activate,
+        "quarantined",
+        [Fault(V.RESTORE, T.OUT_OF_MEMORY, member=0, becomes=F), Fault(V.KILL, T.REFUSED)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+def test_after_a_fault_a_seat_is_whole_starts_cold_or_is_quarantined(case: str) -> None:
+    half, outcome, faults = ENDINGS[case]
+    end, sim = half(*map(replace, faults))
+    assert end.outcome == outcome
+    assert sim.killed == (outcome == "lost")
+    if outcome in WHOLE:
+        assert (set(sim.states), sim.frozen) == WHOLE[outcome]
+
+
 @pytest.mark.parametrize("trouble", [T.NOT_READY, T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.HUNG])
 def test_a_lock_that_fails_unlocks_those_before_it_in_reverse(trouble: StepTrouble) -> None:
     end, sim = park(Fault(V.LOCK, trouble, member=2))
@@ -74,11 +117,6 @@ def test_a_lock_that_fails_unlocks_those_before_it_in_reverse(trouble: StepTroub
     assert str(trouble) in end.reason
     assert verbs(sim)[-3:] == [(V.UNLOCK, 1), (V.UNLOCK, 0), (V.VERIFY, None)]
     assert sim.states == [R, R, R]
-
-
-def test_a_lock_that_hung_and_took_effect_is_unlocked() -> None:
-    end, sim = park(Fault(V.LOCK, T.HUNG, member=1, lands=True))
-    assert (end.outcome, sim.states) == ("active", [R, R, R])
 
 
 @pytest.mark.parametrize("trouble", [T.NOT_READY, T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.HUNG])
@@ -92,17 +130,10 @@ def test_a_refusal_before_a_park_leaves_the_seat_running_and_untouched(verb: Ver
     assert not {V.LOCK, V.FREEZE} & {one for one, _ in verbs(sim)}
 
 
-def test_no_memory_for_the_copies_after_a_failed_restore_is_a_cold_start() -> None:
-    end, sim = activate(Fault(V.RESTORE, T.REFUSED, member=2), Fault(V.HEADROOM, T.REFUSED, times=9))
-    assert end.outcome == "lost"
-    assert sim.killed
-
-
 @pytest.mark.parametrize("trouble", [T.REFUSED, T.HUNG, T.OPERATING_SYSTEM])
 def test_a_move_that_cannot_be_leaves_the_seat_parked_and_frozen(trouble: StepTrouble) -> None:
     sim = Sim([C], frozen=True, faults=[Fault(V.MAP, trouble)])
-    end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.ACTIVE, moving=True)
     assert (end.outcome, sim.states, sim.frozen) == ("parked", [C], True)
     assert not {V.THAW, V.RESTORE, V.ROOM} & {one for one, _ in verbs(sim)}
 
@@ -116,12 +147,10 @@ def test_the_map_of_a_move_is_built_before_the_room_is_reserved() -> None:
 
 def test_a_seat_of_which_only_a_part_has_moved_starts_cold_since_its_copies_would_belong_to_two_groups() -> None:
     sim = Sim([C, C], frozen=True, faults=[Fault(V.RESTORE, T.REFUSED, member=1)])
-    end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.ACTIVE, moving=True)
     assert (end.outcome, sim.killed) == ("lost", True)
     sim = Sim([C, C], frozen=True, faults=[Fault(V.RESTORE, T.REFUSED, member=0)])
-    end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.ACTIVE, moving=True)
     assert (end.outcome, sim.states) == ("parked", [C, C])
 
 
@@ -133,25 +162,12 @@ def test_a_restore_that_was_reported_as_failed_and_took_effect_is_no_failure() -
 
 def test_a_hang_after_one_in_an_earlier_half_is_quarantine_at_once() -> None:
     sim = Sim([R], faults=[Fault(V.LOCK, T.HUNG)])
-    end = run(sim.procedure(JobGoal.PARKED, hangs=1), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.PARKED, hangs=1)
     assert (end.outcome, "second hang" in end.reason) == ("quarantined", True)
     sim = Sim([R])
     assert run(sim.procedure(JobGoal.PARKED, hangs=2), sim) == End("parked"), (
         "without a hang nothing is held against it"
     )
-
-
-def test_a_second_hang_is_quarantine() -> None:
-    end, sim = park(Fault(V.LOCK, T.HUNG, member=1), Fault(V.STATE, T.HUNG, member=1))
-    assert end.outcome == "quarantined"
-    assert V.KILL not in [verb for verb, _ in verbs(sim)]
-
-
-def test_a_member_that_dies_in_a_lock_makes_the_seat_lost() -> None:
-    end, sim = park(Fault(V.LOCK, T.GONE, member=1, becomes=G))
-    assert end.outcome == "lost"
-    assert sim.killed
 
 
 @pytest.mark.parametrize("trouble", [T.REFUSED, T.OUT_OF_MEMORY, T.OPERATING_SYSTEM, T.NOT_READY])
@@ -164,9 +180,7 @@ def test_b4_a_checkpoint_that_fails_is_a_cold_start_since_its_contexts_may_be_de
 def attached(states: list[ProcessState], goal: JobGoal, *faults: Fault, frozen: bool = False) -> tuple[End, Sim]:
     """Member 0 is attached (an API server), member 1 a holder, member 2 attached."""
     sim = Sim(states, frozen=frozen, faults=list(faults), attached=frozenset({0, 2}))
-    end = run(sim.procedure(goal), sim)
-    assert end is not None
-    return end, sim
+    return ends(sim, goal), sim
 
 
 def test_b1_attached_processes_are_locked_and_checkpointed_with_the_holder_and_restored_before_it() -> None:
@@ -203,20 +217,8 @@ def test_b1_an_attached_process_that_cannot_be_restored_moves_no_memory_and_the_
 def test_b5_a_slow_reading_is_no_hang_of_the_seat(verb: Verb) -> None:
     for hangs in (0, 1):
         sim = Sim([R], faults=[Fault(verb, T.SLOW)])
-        end = run(sim.procedure(JobGoal.PARKED, hangs=hangs), sim)
-        assert end is not None
+        end = ends(sim, JobGoal.PARKED, hangs=hangs)
         assert end.outcome == ("active" if verb is V.CHECKS else "parked"), (hangs, end)
-
-
-def test_b5_a_slow_reading_of_room_leaves_the_seat_parked() -> None:
-    end, sim = activate(Fault(V.ROOM, T.SLOW))
-    assert (end.outcome, sim.states, sim.frozen) == ("parked", [C, C, C], True)
-
-
-def test_a_checkpoint_that_leaves_a_process_failed_is_a_cold_start() -> None:
-    end, sim = park(Fault(V.CHECKPOINT, T.OPERATING_SYSTEM, member=1, becomes=F))
-    assert end.outcome == "lost"
-    assert sim.killed
 
 
 @pytest.mark.parametrize("trouble", [T.HELPER_DIED, T.HUNG])
@@ -224,16 +226,6 @@ def test_a_helper_that_dies_in_a_checkpoint_leaves_the_driver_to_finish_it(troub
     end, sim = park(Fault(V.CHECKPOINT, trouble, member=1, lands=True))
     assert end == End("parked", end.reason)
     assert verbs(sim).count((V.CHECKPOINT, 1)) == 1
-
-
-def test_a_checkpoint_that_hangs_twice_is_quarantine() -> None:
-    end, _ = park(Fault(V.CHECKPOINT, T.HUNG, member=1, times=2))
-    assert end.outcome == "quarantined"
-
-
-def test_a_park_whose_memory_does_not_fall_is_rolled_back() -> None:
-    end, sim = park(Fault(V.EVIDENCE, T.REFUSED))
-    assert (end.outcome, sim.states) == ("active", [R, R, R])
 
 
 def test_no_room_for_a_rollback_means_a_foreign_process_and_quarantine() -> None:
@@ -278,40 +270,6 @@ def test_a_restore_without_memory_is_not_repeated_even_where_the_driver_reports_
     assert verbs(sim).count((V.RESTORE, 0)) == 1
 
 
-@pytest.mark.parametrize("trouble", [T.REFUSED, T.NOT_READY])
-def test_a_restore_that_fails_otherwise_parks_those_before_it_again(trouble: StepTrouble) -> None:
-    end, sim = activate(Fault(V.RESTORE, trouble, member=2))
-    assert (end.outcome, sim.states, sim.frozen) == ("parked", [C, C, C], True)
-
-
-def test_a_restore_that_fails_and_leaves_a_process_failed_is_a_cold_start() -> None:
-    end, _ = activate(Fault(V.RESTORE, T.REFUSED, member=2, becomes=F))
-    assert end.outcome == "lost"
-
-
-@pytest.mark.parametrize("trouble", [T.HELPER_DIED, T.HUNG])
-def test_a_helper_that_dies_in_a_restore_leaves_a_locked_process_that_is_unlocked(trouble: StepTrouble) -> None:
-    end, sim = activate(Fault(V.RESTORE, trouble, member=0, lands=True))
-    assert (end.outcome, sim.states) == ("active", [R, R, R])
-
-
-def test_an_unlock_error_is_no_error_when_the_process_runs() -> None:
-    end, sim = activate(Fault(V.UNLOCK, T.REFUSED, member=1, lands=True))
-    assert (end.outcome, sim.states) == ("active", [R, R, R])
-
-
-def test_an_unlock_is_retried_three_times_and_then_the_seat_is_killed() -> None:
-    end, _ = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=3))
-    assert end.outcome == "active"
-    end, _ = activate(Fault(V.UNLOCK, T.REFUSED, member=1, times=4))
-    assert end.outcome == "lost"
-
-
-def test_a_seat_that_cannot_be_killed_is_quarantined() -> None:
-    end, _ = activate(Fault(V.RESTORE, T.OUT_OF_MEMORY, member=0, becomes=F), Fault(V.KILL, T.REFUSED))
-    assert end.outcome == "quarantined"
-
-
 def test_a_kill_locks_and_checkpoints_what_runs_first() -> None:
     sim = Sim([R, C, F])
     end = run(Procedure(JobGoal.DEAD, list(sim.states)), sim)
@@ -337,14 +295,8 @@ def test_a_kill_goes_on_after_a_refused_lock_or_checkpoint() -> None:
 
 def test_a_seat_without_processes_is_gone() -> None:
     sim = Sim([G, G])
-    end = run(sim.procedure(JobGoal.ACTIVE), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.ACTIVE)
     assert end.outcome == "gone"
-
-
-def test_a_helper_that_always_dies_is_quarantine() -> None:
-    end, _ = park(Fault(V.LOCK, T.HELPER_DIED, times=99), Fault(V.STATE, T.HELPER_DIED, times=99))
-    assert end.outcome == "quarantined"
 
 
 def test_every_trouble_of_every_step_has_a_row() -> None:
@@ -363,7 +315,6 @@ ENDS = {
     Remedy.CONDEMN: {"lost"},
     Remedy.QUARANTINE: {"quarantined"},
 }
-WHOLE = {"parked": ({C}, True), "active": ({R}, False)}
 
 
 @pytest.mark.parametrize(("verb", "trouble"), RULES, ids=lambda name: str(name).replace(" ", "-"))
@@ -372,8 +323,7 @@ def test_every_row_of_the_table_ends_as_its_remedy_says(verb: Verb, trouble: Ste
     for goal, lands, times in itertools.product((JobGoal.PARKED, JobGoal.ACTIVE), (False, True), (1, 99)):
         start, frozen = ([R, R], False) if goal is JobGoal.PARKED else ([C, C], True)
         sim = Sim(start, frozen=frozen, faults=[Fault(verb, trouble, times=times, lands=lands and verb not in LOOKS)])
-        end = run(sim.procedure(goal, moving=goal is JobGoal.ACTIVE), sim)
-        assert end is not None
+        end = ends(sim, goal, moving=goal is JobGoal.ACTIVE)
         met = verb in {step.verb for step in sim.done}
         if not met:
             assert end == End(str(goal))  # type: ignore[arg-type]
@@ -410,8 +360,7 @@ def test_every_rule_names_a_remedy_that_ends() -> None:
 def test_the_replay_decision(intent: JobGoal, states: list[ProcessState], goal: JobGoal) -> None:
     assert replay_goal(intent, states) is goal
     sim = Sim(list(states))
-    end = run(sim.procedure(intent, replaying=True), sim)
-    assert end is not None
+    end = ends(sim, intent, replaying=True)
     assert end.outcome == str(goal)
 
 
@@ -419,8 +368,7 @@ def test_the_replay_decision(intent: JobGoal, states: list[ProcessState], goal: 
 def test_a_replay_that_finds_a_dead_member_is_a_cold_start(state: ProcessState) -> None:
     for intent in (JobGoal.PARKED, JobGoal.ACTIVE):
         sim = Sim([C, state])
-        end = run(sim.procedure(intent, replaying=True), sim)
-        assert end is not None
+        end = ends(sim, intent, replaying=True)
         assert end.outcome == "lost"
 
 
@@ -435,21 +383,18 @@ def test_every_prefix_replays_to_an_end_and_replaying_twice_gives_the_same(goal:
         if run(sim.procedure(goal), sim, steps=length) is not None:
             break
         crashed = (list(sim.states), sim.frozen)
-        end = run(sim.procedure(goal, replaying=True), sim)
-        assert end is not None
+        end = ends(sim, goal, replaying=True)
         assert end.outcome in ("parked", "active")
         assert set(sim.states) == ({C} if end.outcome == "parked" else {R})
         assert sim.frozen == (end.outcome == "parked")
-        again = run(sim.procedure(goal, replaying=True), sim)
-        assert again is not None
+        again = ends(sim, goal, replaying=True)
         assert again.outcome == end.outcome
         cut = 0
         while True:
             sim = Sim(list(crashed[0]), frozen=crashed[1])
             if run(sim.procedure(goal, replaying=True), sim, steps=cut) is not None:
                 break
-            second = run(sim.procedure(goal, replaying=True), sim)
-            assert second is not None
+            second = ends(sim, goal, replaying=True)
             assert second.outcome == end.outcome, f"crash after {length} steps, then after {cut}"
             cut += 1
         length += 1
@@ -479,17 +424,14 @@ def test_every_sequence_of_failures_comes_to_an_end(data: st.DataObject) -> None
 def test_a_gpu_process_that_ends_before_the_first_step_of_a_park_condemns_no_seat() -> None:
     """A short-lived process of an engine: the others keep running, and the next discovery finds the present ones."""
     sim = Sim([R, G])
-    end = run(sim.procedure(JobGoal.PARKED), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.PARKED)
     assert (end.outcome, sim.states, sim.killed) == ("active", [R, G], False)
     assert "ended" in end.reason
     sim = Sim([G])
-    end = run(sim.procedure(JobGoal.PARKED), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.PARKED)
     assert end.outcome == "gone"
     sim = Sim([R, G])
-    end = run(sim.procedure(JobGoal.PARKED, replaying=True), sim)
-    assert end is not None
+    end = ends(sim, JobGoal.PARKED, replaying=True)
     assert end.outcome == "lost", "during a park the cause of its end is unknown"
 
 
