@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repositor
 
 from scripts import chart_schema, dashboards, metrics_page, nsc, obstacles_page, options, rights_page, version  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
-from tests.checkpointer import crash_cases, engine_cases, lie_cases  # noqa: E402
+from tests.checkpointer import crash_cases, lie_cases  # noqa: E402
 from tests.conformance import table  # noqa: E402
 from tests.failures import page as failures  # noqa: E402
 
@@ -28,7 +28,7 @@ def main(root: Path = ROOT) -> int:
         | nsc.documents()
         | version.documents(ROOT)
     )
-    for part in (rights_page, engine_cases, lie_cases, crash_cases):  # written by people around a table that is not
+    for part in (rights_page, lie_cases, crash_cases):  # written by people around a table that is not
         page = arguments.root / part.PATH
         if page.exists():
             made[part.PATH] = part.embedded(made.get(part.PATH) or page.read_text())

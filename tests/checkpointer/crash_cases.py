@@ -4,7 +4,7 @@ of docs/dev/backends.md."""
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from tests.checkpointer.engine_cases import shared_end
+from tests.checkpointer.lie_cases import between, shared_end
 
 PATH = "docs/dev/backends.md"
 BEGIN, END = (
@@ -63,9 +63,7 @@ def crashes() -> Iterator[Crash]:
 
 def embedded(text: str) -> str:
     """The page with the present table."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{_table()}\n{END}{tail}"
+    return between(text, BEGIN, END, _table())
 
 
 def _table() -> str:

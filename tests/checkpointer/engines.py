@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -20,21 +20,17 @@ from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts, Usage, Use
 from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.host import open_host
-from services.checkpointer.backends.port import Member, SeatProcesses
+from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.backends.restart import RestartBackend
-from services.checkpointer.core.failures import ProcessState, StepFailedError, StepTrouble, Verb
-from services.checkpointer.core.refusals import DriverInfo
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.processes import ProcessIdentity, identify
-from tests.checkpointer.sim import NEEDS
 
 KEYS = Path(__file__)
 """Of engines that want one: any text will do."""
 GIB = 2**30
 GPU = "GPU-a"
 FULL, RESIDUE = 40 * GIB, 2 * GIB
-DRIVER = "580.95.05"
 
 
 @dataclass(frozen=True)
@@ -70,19 +66,14 @@ class PlayedEngine:
     held: int = FULL
     asleep: bool = False
     computing: int = 0
-    word: str = "six seven"
     version: str = "0.17.1"
     options: dict[str, bool] = field(
         default_factory=lambda: {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
     )
     calls: list[str] = field(default_factory=list)
     resumed: int = 0
-    failed: str = ""
-    authorizations: set[str | None] = field(default_factory=set)
     end: Callable[[], None] = lambda: None
     """Ends the container."""
-    runs: Callable[[], bool] = lambda: True
-    """False while the driver has its process locked or checkpointed."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -91,8 +82,6 @@ class PlayedEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
-        assert self.runs(), f"{request.path_qs} of a process that stands still"
-        self.authorizations.add(request.headers.get("Authorization"))
         if request.method == "POST" and not request.path.startswith("/v1"):
             self.calls.append(request.path_qs)
         if request.path == "/health":
@@ -103,20 +92,12 @@ class PlayedEngine:
         if request.path == "/v1/models" and self.kind != "ollama":
             return web.json_response({"data": [{"id": "m"}]})
         if request.path == "/v1/completions":
-            if "broken" in self.lies:
-                return web.Response(status=500)
-            wrong = self.held < FULL or "gibberish" in self.lies
-            return web.json_response({"choices": [{"text": "gibberish" if wrong else self.word}]})
+            return web.json_response({"choices": [{"text": "gibberish" if self.held < FULL else "six seven"}]})
         if request.path == "/metrics":
             return web.Response(text=f"vllm:num_requests_running {self.computing}\n")
-        return await getattr(self, f"_{self.kind.partition('+')[0]}")(request, body)
+        return await getattr(self, f"_{self.kind}")(request, body)
 
     async def _sleep(self) -> None:
-        if "dies" in self.lies:
-            self.end()
-            return  # its process still ends while it is looked at: nothing of a sleep is seen
-        if "fails" in self.lies:
-            raise web.HTTPInternalServerError
         if "late" in self.lies:
             asyncio.get_running_loop().call_later(0.2, self._release)
         elif "nothing" not in self.lies:
@@ -130,11 +111,6 @@ class PlayedEngine:
         self.resumed += 1
         if self.kind == "sglang" and self.resumed > 1:
             self.end()
-        if "dies-awake" in self.lies:
-            self.end()
-            return web.Response()
-        if "no-room" in self.lies:
-            return web.Response(status=500, text="out of memory")
         if "stays" not in self.lies:
             self.held = FULL
         self.asleep = "stays" in self.lies and "claims" not in self.lies
@@ -212,18 +188,12 @@ class Readings:
     timeouts: Timeouts = WAITS
     lists: bool = True
     """False: it lists no processes, as on a virtual machine."""
-    known: ClassVar[DriverInfo] = DriverInfo(DRIVER)
     context: bool = True
     """The engine has a CUDA context."""
-    at: ProcessState = ProcessState.RUNNING
-    """Where the driver's checkpoint has the process."""
-    fails: dict[Verb, StepTrouble] = field(default_factory=dict)
-    """Verbs that fail, and change nothing."""
 
     @property
     def _uses(self) -> list[Use]:
         own = [Use(self.pid, GPU, self.engine.held, "")] if self.alive() and self.engine.held else []
-        own = [] if self.at is ProcessState.CHECKPOINTED else own
         return own + ([Use(1, GPU, self.others, "")] if self.others else [])
 
     async def processes(self, *_: Any) -> list[Use]:
@@ -237,20 +207,6 @@ class Readings:
 
     async def survey(self, _: str, processes: Sequence[ProcessIdentity]) -> tuple[Usage, dict[ProcessIdentity, bool]]:
         return await self.usage(), dict.fromkeys(processes, self.context)
-
-    async def states_and_usage(self, key: str, members: Sequence[Member], *_: Any) -> tuple[list[ProcessState], Usage]:
-        return [await self.state(key, member) for member in members], await self.usage()
-
-    async def state(self, _: str, member: Member, *__: Any) -> ProcessState:
-        return self.at if identify(member.who.pid) == member.who else ProcessState.GONE
-
-    async def move(self, _: str, verb: Verb, member: Member, *__: Any) -> None:
-        if identify(member.who.pid) != member.who:
-            raise StepFailedError("it has ended", StepTrouble.GONE)
-        if verb in self.fails:
-            raise StepFailedError(f"{verb} fails", self.fails[verb])
-        before, self.at = self.at, NEEDS[verb][1]
-        assert before is NEEDS[verb][0], f"{verb} of a process that is {before}"
 
 
 class Plenty(HostMemory):
@@ -280,6 +236,12 @@ class Stand:
         seat = await self.backend.discover(self.target, "G0", 1)
         return await self.backend.prepare(await self.check.recorded(seat))
 
+    async def parked(self) -> SeatProcesses:
+        """The seat as an activation finds it."""
+        seat = await self.found()
+        assert (await self.backend.park(seat, self.note)).outcome == "parked"
+        return seat.model_copy(update={"parked_on": seat.at, "baseline": {}})
+
 
 @asynccontextmanager
 async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand]:
@@ -294,7 +256,6 @@ async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand
             one = open_backends(None, WAITS, host, http=http)[name]  # type: ignore[arg-type]
             assert isinstance(one, EngineBackend | RestartBackend)
             readings = Readings(engine, process.pid, lambda: identify(process.pid) is not None)
-            engine.runs = lambda: readings.at is ProcessState.RUNNING
             one.calls = one.evidence.calls = readings  # type: ignore[assignment]
             target = SeatTarget(
                 seat="s00",

@@ -4,14 +4,18 @@ docs/dev/backends.md."""
 from collections.abc import Mapping
 
 from kybernate.dev.fakes.engine.lies import Lie
-from tests.checkpointer.engine_cases import ENGINES as VENDORS
-from tests.checkpointer.engine_cases import shared_end
 
 PATH = "docs/dev/backends.md"
 BEGIN, END = (
     "<!-- Made from tests/checkpointer/lie_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table of lies. -->\n",
 )
+VENDORS = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "ollama": "Ollama",
+    "llamacpp": "llama.cpp",
+}
 SERVES = "serves on"
 BACK = "parked, active"
 COLD = "parked, cold start"
@@ -41,9 +45,23 @@ ENDS: Mapping[str, Mapping[str, str]] = {
 
 def embedded(text: str) -> str:
     """The page with the present table."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{_table()}\n{END}{tail}"
+    return between(text, BEGIN, END, _table())
+
+
+def between(text: str, begin: str, end: str, table: str) -> str:
+    """The page with this table between two of its lines."""
+    head, _, rest = text.partition(begin)
+    _, _, tail = rest.partition(end)
+    return f"{head}{begin}\n{table}\n{end}{tail}"
+
+
+def shared_end(ends: Mapping[str, str]) -> str:
+    """Two cells of a table: the end that most have, and those that have another one. ``ends``: name → end."""
+    most = max(ends.values(), key=list(ends.values()).count)
+    others = dict.fromkeys(end for end in ends.values() if end != most)
+    return f"{most} | " + "; ".join(
+        f"{end}: {', '.join(name for name, one in ends.items() if one == end)}" for end in others
+    )
 
 
 def _table() -> str:

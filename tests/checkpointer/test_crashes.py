@@ -149,11 +149,10 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
             assert name_of(first) == name_of(end), f"{backend}: {crash}: a replay of the replay ends otherwise"
         assert end is not None
         assert it.engine.resumed <= 1, "a second resume ends SGLang"
-        proven = crash.moment in (
-            "freeze",
-            "end",
-        )  # that it ended after that is evidence of the manager, not of the half
-        ended_after = crash.victim == "engine" and proven
+        if backend == "restart" and crash.victim == "checkpointer":
+            assert name_of(end) == "parked", "what the crash left was ended, and its container starts at the gate"
+        # That it ended after the half is evidence of the manager, not of the half.
+        ended_after = crash.victim == "engine" and crash.moment == "end"
         outcome = COLD if backend == "restart" or ended_after else name_of(end)
         if outcome == COLD:
             await asyncio.wait_for(it.process.wait(), 60)

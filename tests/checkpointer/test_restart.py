@@ -1,17 +1,12 @@
 """Backend restart: a park ends the container and proves its memory free; nothing refuses it and nothing is kept."""
 
-import asyncio
 import os
 import signal
-from typing import Any
 
 import pytest
 
-from kybernate.messages import KillJob
-from services.checkpointer.journal import Journal
-from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.test_hazards import NOTHING, park, stand, steps
-from tests.checkpointer.world import GIB, NODE, Kind, checkpointer, node
+from tests.checkpointer.world import GIB, Kind
 
 
 @pytest.mark.parametrize("kind", ["ctypes", "fake"])
@@ -68,36 +63,3 @@ async def test_a_seat_of_another_backend_is_activated_where_a_restart_made_room(
         status = await it.do(park=(engine.target,), activate=parked.target)
         assert (status.park[0].outcome, status.activate and status.activate.outcome) == ("parked", "active")
         assert (await here.violations())["count"] == 0
-
-
-async def test_a_kill_ends_a_seat_of_backend_restart_too() -> None:
-    async with stand() as (here, it):
-        engine = await here.engine("s00", backend="restart")
-        it.epoch += 1
-        assert (await it.ask(KillJob(cause="test", node=NODE, epoch=it.epoch, target=engine.target))).accepted
-        assert (await it.done(f"kill-s00-{it.epoch}")).park[0].outcome == "gone"
-        assert await asyncio.wait_for(engine.process.wait(), 30) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("killed", [False, True])
-async def test_a_crash_at_the_kill_ends_in_the_same_park(monkeypatch: pytest.MonkeyPatch, killed: bool) -> None:
-    async with node("ctypes") as here:
-        async with checkpointer(here, base_seconds=1500.0) as it:
-            engine = await here.engine("s00", backend="restart")
-            stopped, write = asyncio.Event(), Journal._record
-
-            async def stop(self: Journal, job: JobFile, record: Record, **rest: Any) -> None:
-                if record.kind == "end" if killed else record.step == "kill":
-                    stopped.set()
-                    await asyncio.Event().wait()
-                await write(self, job, record, **rest)
-
-            monkeypatch.setattr(Journal, "_record", stop)
-            op = await it.begin(park=(engine.target,))
-            await asyncio.wait_for(stopped.wait(), 30)
-            monkeypatch.undo()
-        assert (engine.process.returncode is not None) == killed
-        async with checkpointer(here, base_seconds=1500.0) as it:
-            assert (await it.done(op)).park[0].outcome == "parked"
-            assert await engine.process.wait() == -signal.SIGKILL
-            assert set((await here.used()).values()) == {0}
