@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kybernate.cgroups import Cgroups
 from kybernate.messages import SeatTarget
-from services.checkpointer.containers import Containers
+from services.checkpointer.containers import Containers, SeatContainer
 
 CONTAINER = "3f" * 32
 POD = "0a1b2c3d-1111-2222-3333-444455556666"
@@ -39,6 +39,12 @@ class Machine:
     @property
     def containers(self) -> Containers:
         return Containers(Cgroups(self.root, self.proc))
+
+    def find(self) -> SeatContainer:
+        """The container of ``target``, which has a process."""
+        found = self.containers.find(target())
+        assert found is not None
+        return found
 
     def boot(self) -> "Machine":
         self.proc.mkdir(parents=True)

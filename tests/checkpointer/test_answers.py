@@ -140,23 +140,16 @@ async def test_another_answer_than_before_the_first_park_is_wrong(shape: str) ->
 
 
 async def test_each_served_model_is_asked_once_and_compared_each_time() -> None:
-    engine = Engine(base="six", adapter="sept")
-    async with asked(engine) as (check, here):
-        parked = await check.recorded(here)
-        await check.recorded(here)
-        assert engine.requests == ["base", "adapter"], "the answers of a container are known"
-        engine.texts["adapter"] = "six"
-        assert "adapter" in await check.wrong(parked)
-
-
-async def test_a_later_park_asks_a_healthy_engine_for_its_list_of_models_only() -> None:
     engine = Engine(m="six")
     async with asked(engine) as (check, here):
         await check.recorded(here)
         engine.paths.clear()
         engine.texts["adapter"] = "sept"
-        assert [one.model for one in (await check.recorded(here)).answers] == ["m", "adapter"]
-        assert engine.paths == ["/v1/models", "/v1/completions"]
+        parked = await check.recorded(here)
+        assert [one.model for one in parked.answers] == ["m", "adapter"]
+        assert engine.paths == ["/v1/models", "/v1/completions"], "the answers of a container are known, and its health"
+        engine.texts["adapter"] = "six"
+        assert "adapter" in await check.wrong(parked)
 
 
 async def test_an_engine_that_recovered_since_its_first_park_must_stay_healthy() -> None:
@@ -378,19 +371,6 @@ async def test_a_call_that_is_not_answered_ends_at_its_deadline() -> None:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(EngineSilentError, match=r"POST /sleep was not answered within 0\.1 s"):
             await engines.call(seat(f"http://{host}:{port}"), "POST", "/sleep", seconds=0.1)
-
-
-async def test_a_late_engine_must_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.checkpointer.engine_http.FLOOR_WALL_SECONDS", 0.2)
-    async with asked(Engine()) as (check, here):
-        parked = await check.recorded(here)
-        check.seconds = 0.2
-
-        async def late(*_: Any, seconds: float, **__: Any) -> None:
-            raise EngineSilentError(f"not within {seconds}")
-
-        monkeypatch.setattr(EngineHttp, "call", late)
-        assert "not within" in await check.wrong(parked)
 
 
 async def test_nothing_is_asked_where_the_pod_switched_it_off_or_has_no_address() -> None:

@@ -26,33 +26,23 @@ VERSIONS = pytest.mark.parametrize("version", [1, 2])
 OTHER = "4e" * 32
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"/kubepods/burstable/pod{POD}/{CONTAINER}",
-        SCOPE,
-        f"{SLICE}/crio-{CONTAINER}.scope",
-        f"{SLICE}/docker-{CONTAINER}.scope",
-        f"/../../kubepods/pod{POD}/{CONTAINER}",
-        f"/system.slice/containerd.service/kubepods-pod{POD.replace('-', '_')}.slice:cri-containerd:{CONTAINER}",
-        f"/k8s.io/{CONTAINER}",
-        f"/kubepods/burstable/pod{'ab' * 16}/{CONTAINER}",
-        f"/docker/{OTHER}/kubelet/kubepods/pod{POD}/{CONTAINER}",
-        f"/system.slice/docker-{OTHER}.scope/kubelet.slice/kubelet-kubepods.slice/cri-containerd-{CONTAINER}.scope",
-    ],
-    ids=[
-        "fs",
-        "systemd",
-        "cri-o",
-        "docker",
-        "namespace",
-        "disagree",
-        "no-qos",
-        "static-pod",
-        "nested",
-        "nested-systemd",
-    ],
-)
+PATHS = {
+    "fs": f"/kubepods/burstable/pod{POD}/{CONTAINER}",
+    "systemd": SCOPE,
+    "cri-o": f"{SLICE}/crio-{CONTAINER}.scope",
+    "docker": f"{SLICE}/docker-{CONTAINER}.scope",
+    "namespace": f"/../../kubepods/pod{POD}/{CONTAINER}",
+    "differ": f"/system.slice/containerd.service/kubepods-pod{POD.replace('-', '_')}.slice:cri-containerd:{CONTAINER}",
+    "no-qos": f"/k8s.io/{CONTAINER}",
+    "static-pod": f"/kubepods/burstable/pod{'ab' * 16}/{CONTAINER}",
+    "nested": f"/docker/{OTHER}/kubelet/kubepods/pod{POD}/{CONTAINER}",
+    "nested-systemd": (
+        f"/system.slice/docker-{OTHER}.scope/kubelet.slice/kubelet-kubepods.slice/cri-containerd-{CONTAINER}.scope"
+    ),
+}
+
+
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_the_id_alone_names_the_control_group_of_a_container(path: str) -> None:
     """A static pod has another UID on its node than in the API; without cgroupsPerQOS no group names a pod."""
     assert container_path(path, CONTAINER) == path
@@ -90,8 +80,7 @@ def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Pa
     m.process(71, f"{SLICE}/crio-conmon-{CONTAINER}.scope")
     m.process(72, "/system.slice/sshd.service")
     containers = m.containers
-    found = containers.find(target())
-    assert found is not None
+    found = m.find()
     assert found.root == ProcessIdentity(pid=50, start=10)
     assert containers.processes(target(), None) == [
         ProcessIdentity(pid=50, start=10),
@@ -110,8 +99,7 @@ def test_a_control_group_of_the_same_name_inside_another_container_is_not_taken_
     m = machine(tmp_path, version)
     m.process(40, f"{SLICE}/cri-containerd-{'4e' * 32}.scope{SCOPE}")
     m.process(50, SCOPE)
-    found = m.containers.find(target())
-    assert found is not None
+    found = m.find()
     assert found.root.pid == 50
 
 
@@ -288,8 +276,7 @@ async def test_a_container_is_frozen_and_thawed_by_its_control_group(tmp_path: P
     m.process(50, SCOPE)
     containers = m.containers
     freezer = Freezer(containers.cgroups, 20.0)
-    found = containers.find(target())
-    assert found is not None
+    found = m.find()
     who = found.root
     assert freezer.means(found.cgroup) == f"cgroup v{version}"
     async with m.kernel(SCOPE):
@@ -321,8 +308,7 @@ def test_a_process_below_a_frozen_control_group_counts_as_stopped(tmp_path: Path
 async def test_a_freeze_without_effect_is_undone_and_reported(tmp_path: Path) -> None:
     m = machine(tmp_path, 2)
     m.process(50, SCOPE)
-    found = m.containers.find(target())
-    assert found is not None
+    found = m.find()
     freezer = Freezer(m.containers.cgroups, 0.05)
     with pytest.raises(StepFailedError, match="did not freeze"):
         await freezer.freeze(found.cgroup, lambda: [found.root])
@@ -360,8 +346,7 @@ async def test_a_container_has_its_freezer_and_limit_also_from_within_a_control_
     lines = (m.proc / "50" / "cgroup").read_text()
     (m.proc / "50" / "cgroup").write_text(lines.replace(SCOPE, f"/../../{SCOPE.removeprefix('/kubepods.slice/')}"))
     containers = m.containers
-    found = containers.find(target())
-    assert found is not None
+    found = m.find()
     assert found.cgroup is not None
     assert found.cgroup.freezer == m.freezer(SCOPE)
     assert [(room.where.endswith(SCOPE), room.free) for room in containers.cgroups.memory_rooms(found.cgroup)] == [

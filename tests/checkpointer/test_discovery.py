@@ -101,6 +101,10 @@ class Stand:
         self.host = open_host(Path("nowhere"), 1.0, fake_kubelet=True)
         self.evidence = Evidence(self.calls, self.host.freezer)
 
+    @property
+    def backend(self) -> DriverBackend:
+        return DriverBackend(self.calls, self.host, self.evidence)
+
     async def find(self, *, whole: bool = False) -> SeatProcesses:
         return await Discovery(self.calls, self.host, whole).find(self.target, "G0", 1)
 
@@ -115,8 +119,9 @@ time.sleep(60)
 
 
 @asynccontextmanager
-async def stand(*, cuda: bool = False) -> AsyncIterator[Stand]:
-    """A container: a shell and its child. ``cuda``: the child has the thread of a process that uses CUDA."""
+async def stand(*, cuda: bool = False, holds: int | None = None) -> AsyncIterator[Stand]:
+    """A container: a shell and its child. ``cuda``: the child has the thread of a process that uses CUDA; ``holds``:
+    the driver knows the child, and lists it with so many bytes."""
     child = f"{sys.executable} -c '{CUDA}'" if cuda else "sleep 60"
     shell = await asyncio.create_subprocess_exec(
         "sh",
@@ -132,7 +137,11 @@ async def stand(*, cuda: bool = False) -> AsyncIterator[Stand]:
     assert child is not None
     assert root is not None
     try:
-        yield Stand(Driver(), root, child)
+        made = Stand(Driver(), root, child)
+        if holds is not None:
+            made.driver.cuda = {child.pid}
+            made.driver.uses_gpu(child.pid, holds)
+        yield made
     finally:
         with contextlib.suppress(ProcessLookupError):  # a test has killed both
             os.killpg(shell.pid, signal.SIGKILL)
@@ -140,9 +149,7 @@ async def stand(*, cuda: bool = False) -> AsyncIterator[Stand]:
 
 
 async def test_members_are_those_with_a_restore_thread_also_without_memory() -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 0)
+    async with stand(holds=0) as it:
         it.driver.uses_gpu(1, 500)
         unit = await it.find()
         assert [member.who for member in unit.members] == [it.child]
@@ -156,14 +163,13 @@ async def test_all_processes_of_a_container_that_a_restart_parks_are_members() -
 
 
 async def test_a_park_reads_the_driver_once_before_it_and_once_after_it() -> None:
-    async with stand() as it:
-        it.driver.cuda, it.driver.used = {it.child.pid}, 800
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
+        it.driver.used = 800
         it.driver.uses_gpu(1, 200)
         unit = await it.find()
         assert it.driver.exchanges == 1
         assert SeatProcesses.model_validate_json(unit.model_dump_json()).reading is None, "of this moment only"
-        unit = await DriverBackend(it.calls, it.host, it.evidence).prepare(unit)
+        unit = await it.backend.prepare(unit)
         await check_park(unit, it.calls, it.host)
         assert it.driver.exchanges == 2, "what the driver is"
         assert unit.baseline == {GPU: 600}, "its 500, and 100 that no process accounts for"
@@ -179,19 +185,16 @@ async def test_a_park_is_refused_where_one_of_its_gpus_does_not_answer() -> None
         it.driver.uses_gpu(it.child.pid, 500)
         both = it.target.model_copy(update={"gpus": (GPU, "GPU-b")})
         unit = await Discovery(it.calls, it.host).find(both, "G0", 1)
-        unit = await DriverBackend(it.calls, it.host, it.evidence).prepare(unit)
+        unit = await it.backend.prepare(unit)
         with pytest.raises(StepFailedError, match="GPU_IS_LOST"):
             await check_park(unit, it.calls, it.host)
 
 
 async def test_a_seat_on_record_is_read_again_for_its_next_park() -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
         parked = await it.find()
         journal = SimpleNamespace(on_record=lambda _: parked)
-        backend = DriverBackend(it.calls, it.host, it.evidence)
-        found = await find_processes(journal, backend, it.target, "G0", 2)  # type: ignore[arg-type]
+        found = await find_processes(journal, it.backend, it.target, "G0", 2)  # type: ignore[arg-type]
         assert found.reading is None
 
 
@@ -206,9 +209,7 @@ async def test_a_discovered_seat_that_is_not_to_be_parked_has_no_baseline() -> N
 
 @pytest.mark.parametrize(("verb", "trouble"), [("state", StepTrouble.HUNG), ("usage", StepTrouble.SLOW)])
 async def test_only_a_call_about_a_process_counts_as_a_hang_of_its_seat(verb: str, trouble: StepTrouble) -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
         unit = await it.find()
         it.driver.hangs = verb
         with pytest.raises(StepFailedError) as error:
@@ -217,9 +218,8 @@ async def test_only_a_call_about_a_process_counts_as_a_hang_of_its_seat(verb: st
 
 
 async def test_a_process_without_memory_in_the_drivers_list_is_no_evidence_against_a_park() -> None:
-    async with stand() as it:
-        it.driver.cuda, it.driver.state = {it.child.pid}, "CHECKPOINTED"
-        it.driver.uses_gpu(it.child.pid, 100)
+    async with stand(holds=100) as it:
+        it.driver.state = "CHECKPOINTED"
         unit = await it.find()
         it.driver.uses = []
         it.driver.uses_gpu(it.child.pid, 0)
@@ -275,9 +275,7 @@ async def test_no_driver_call_is_made_about_a_frozen_process_without_a_record() 
 
 async def test_a_process_that_goes_on_while_the_driver_is_asked_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody had paused the container; by the names of its threads alone it would hold no memory."""
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 100)
+    async with stand(holds=100) as it:
         assert not it.host.inspection.uses_cuda(it.child)
         monkeypatch.setattr(type(it.host.freezer), "stopped", lambda *_: not it.driver.exchanges)
 
@@ -291,10 +289,9 @@ async def test_a_process_that_ends_during_the_state_request_does_not_make_the_se
         unit = await it.find()
         ended = Member(who=ProcessIdentity(pid=it.child.pid, start=it.child.start - 1))
         unit = unit.model_copy(update={"members": (*unit.members, ended)})
-        backend = DriverBackend(it.calls, it.host, it.evidence)
-        assert (await backend.state(unit)).outcome == "active"
+        assert (await it.backend.state(unit)).outcome == "active"
         parked = unit.model_copy(update={"parked_on": (GPU,)})
-        assert (await backend.state(parked)).outcome == "lost"
+        assert (await it.backend.state(parked)).outcome == "lost"
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "LOCKED"])
@@ -308,16 +305,18 @@ async def test_a_process_that_the_driver_does_not_report_as_checkpointed_is_not_
 
 
 async def test_the_residue_of_a_seat_that_was_parked_before_is_the_one_proven_then() -> None:
-    async with stand() as it:
-        it.driver.cuda, it.driver.used, it.driver.state = {it.child.pid}, 100, "CHECKPOINTED"
-        it.driver.uses_gpu(it.child.pid, 100)
+    async with stand(holds=100) as it:
+        it.driver.used, it.driver.state = 100, "CHECKPOINTED"
         seat = await it.find()
         seat = seat.model_copy(update={"baseline": await it.evidence.baseline(seat)})
         it.driver.uses, it.driver.used = [], 7
         assert await it.evidence.prove(seat) == 7
 
-        again = seat.model_copy(update={"baseline": {}, "residue_bytes": 5})
-        assert await it.evidence.prove(again) == 5
+        await it.host.freezer.freeze(None, lambda: [it.root, it.child])
+        again = seat.model_copy(update={"baseline": {}, "residue_bytes": 5, "parked_on": (GPU,)})
+        it.driver.used = 500
+        again = await it.backend.prepare(again)
+        assert await it.evidence.prove(again) == 5, "memory of the driver itself need not fall a second time"
 
 
 async def test_a_process_that_the_driver_reports_under_another_seat_is_no_member() -> None:
@@ -334,9 +333,7 @@ async def test_a_process_that_the_driver_reports_under_another_seat_is_no_member
 
 
 async def test_a_seat_belongs_to_the_gpus_that_the_driver_lists_where_the_manager_names_others() -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 100)
+    async with stand(holds=100) as it:
         wrong = it.target.model_copy(update={"gpus": ("GPU-z",)})
 
         unit = await Discovery(it.calls, it.host).find(wrong, "G0", 1)
@@ -345,23 +342,20 @@ async def test_a_seat_belongs_to_the_gpus_that_the_driver_lists_where_the_manage
 
 
 async def test_a_stopped_process_counts_as_checkpointed_only_while_it_holds_no_memory() -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 100)
+    async with stand(holds=100) as it:
         unit = (await it.find()).model_copy(update={"parked_on": (GPU,)})
         living = lambda: [it.root, it.child]  # noqa: E731
         await it.host.freezer.freeze(None, living)
-        backend = DriverBackend(it.calls, it.host, it.evidence)
 
         assert (await Discovery(it.calls, it.host).observe(unit, "G0"))[0] == [ProcessState.UNKNOWN]
         it.driver.uses.clear()
         assert (await Discovery(it.calls, it.host).observe(unit, "G0"))[0] == [ProcessState.CHECKPOINTED]
-        assert (await backend.state(unit)).outcome == "parked"
+        assert (await it.backend.state(unit)).outcome == "parked"
         await it.host.freezer.thaw(None, living)
         it.driver.state = "CHECKPOINTED"
         it.driver.uses_gpu(it.child.pid, 100)
 
-        assert (await backend.state(unit)).outcome == "lost", "its memory is still there"
+        assert (await it.backend.state(unit)).outcome == "lost", "its memory is still there"
 
 
 async def test_a_container_without_gpu_processes_is_gone_when_none_of_its_processes_lives() -> None:
@@ -369,21 +363,18 @@ async def test_a_container_without_gpu_processes_is_gone_when_none_of_its_proces
         it.driver.cuda = {it.child.pid}
         unit = await it.find()
         ended = Member(who=ProcessIdentity(pid=it.child.pid, start=it.child.start - 1))
-        backend = DriverBackend(it.calls, it.host, it.evidence)
 
         unit = unit.model_copy(update={"members": (ended,)})
-        assert (await backend.state(unit)).outcome == "lost", "the shell lives"
+        assert (await it.backend.state(unit)).outcome == "lost", "the shell lives"
         os.killpg(it.root.pid, signal.SIGKILL)
         await until(lambda: not alive(it.root) and not alive(it.child), what="the container has ended")
 
-        assert (await backend.state(unit)).outcome == "gone"
+        assert (await it.backend.state(unit)).outcome == "gone"
 
 
 @pytest.mark.parametrize(("used", "beside", "room"), [(500, False, True), (501, False, False), (500, True, False)])
 async def test_room_is_the_footprint_and_beside_other_processes_a_margin(used: int, beside: bool, room: bool) -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
         unit = await it.find()
         it.driver.uses.clear()
         it.driver.used = used
@@ -391,19 +382,14 @@ async def test_room_is_the_footprint_and_beside_other_processes_a_margin(used: i
             it.driver.uses_gpu(1, 500)
         evidence = Evidence(it.calls, it.host.freezer, margin_bytes=100)
 
-        if room:
+        with contextlib.nullcontext() if room else pytest.raises(StepFailedError, match="bytes free"):
             await evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
-        else:
-            with pytest.raises(StepFailedError, match="bytes free"):
-                await evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
 
 
 async def test_memory_that_was_read_for_longer_than_it_may_take_to_become_free_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
         unit, answer, passed = await it.find(), it.driver.answer, 0.0
         it.driver.used = 1000
 
@@ -432,9 +418,7 @@ async def test_a_seat_of_unknown_footprint_has_room_only_on_an_idle_gpu() -> Non
 
 
 async def test_room_is_needed_on_the_gpu_to_which_a_seat_moves() -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
         unit = await it.find()
         there = unit.target.model_copy(update={"gpus": ("GPU-b",)})
         moving = unit.model_copy(update={"parked_on": (GPU,), "target": there})
@@ -444,18 +428,15 @@ async def test_room_is_needed_on_the_gpu_to_which_a_seat_moves() -> None:
 
 @pytest.mark.parametrize("held", ["listed", "unaccounted"])
 async def test_a_killed_seat_whose_memory_stays_held_is_quarantined(held: str) -> None:
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
         it.driver.used = 500
         unit = await it.find()
         if held == "unaccounted":
             it.driver.drops_at_the_kill, it.driver.used = True, 2**30
             it.driver.uses[0]["bytes"] = 2**30
         it.calls = DriverCalls(it.driver, replace(PATIENCE, base_seconds=1.5, floor_wall_seconds=1.5))  # type: ignore[arg-type]
-        backend = DriverBackend(it.calls, it.host, it.evidence)
 
-        end = await backend.kill(unit, no_journal)
+        end = await it.backend.kill(unit, no_journal)
 
         reason = "no process accounts for" if held == "unaccounted" else "still hold GPU memory"
         assert (end.outcome, reason in end.reason) == ("quarantined", True), end
@@ -467,9 +448,7 @@ async def test_a_kill_has_its_time_from_the_signal_on_and_ends_with_no_look_that
     slow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver hangs, or the checkpointer has no CPU: what is read before it, or after it, takes longer than that."""
-    async with stand() as it:
-        it.driver.cuda = {it.child.pid}
-        it.driver.uses_gpu(it.child.pid, 500)
+    async with stand(holds=500) as it:
         it.driver.used = 500
         unit, answer, passed = await it.find(), it.driver.answer, 0.0
 
@@ -485,7 +464,7 @@ async def test_a_kill_has_its_time_from_the_signal_on_and_ends_with_no_look_that
         monkeypatch.setattr(
             job_half, "time", SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + passed)
         )
-        end = await DriverBackend(it.calls, it.host, it.evidence).kill(unit, no_journal)
+        end = await it.backend.kill(unit, no_journal)
         assert (end.outcome, end.reason) == ("gone", "")
 
 
@@ -493,27 +472,18 @@ async def no_journal(step: str, pid: int | None, detail: str = "") -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    ("used", "listed", "size", "kept", "why"),
-    [
-        (300, (300, None), 0, 0, ""),
-        (340, (300, None), 100, 0, ""),
-        (360, (300, None), 0, 0, "60 bytes on GPU-a that no process accounts for"),
-        (360, (300, None), 100, 20, ""),
-        (340, (300, None), 30, 0, "40 bytes on GPU-a that no process accounts for"),
-        (340, (300, None), 30, 20, "40 bytes on GPU-a that no process accounts for"),
-        (300, (), 0, 0, "300 bytes on GPU-a that no process accounts for"),
-    ],
-    ids=[
-        "accounted-for",
-        "less-than-its-footprint",
-        "too-much",
-        "known-to-be-kept",
-        "as-much-as-its-footprint",
-        "as-much-as-its-footprint-although-more-is-kept",
-        "nothing-is-listed",
-    ],
-)
+WITHOUT_RECORD = {
+    "accounted-for": (300, (300, None), 0, 0, ""),
+    "less-than-its-footprint": (340, (300, None), 100, 0, ""),
+    "too-much": (360, (300, None), 0, 0, "60 bytes on GPU-a that no process accounts for"),
+    "known-to-be-kept": (360, (300, None), 100, 20, ""),
+    "as-much-as-its-footprint": (340, (300, None), 30, 0, "40 bytes on GPU-a that no process accounts for"),
+    "although-more-is-kept": (340, (300, None), 30, 20, "40 bytes on GPU-a that no process accounts for"),
+    "nothing-is-listed": (300, (), 0, 0, "300 bytes on GPU-a that no process accounts for"),
+}
+
+
+@pytest.mark.parametrize(("used", "listed", "size", "kept", "why"), WITHOUT_RECORD.values(), ids=WITHOUT_RECORD)
 async def test_a_frozen_container_without_a_record_is_parked_if_other_processes_have_all_memory(
     used: int, listed: tuple[int | None, ...], size: int, kept: int, why: str
 ) -> None:
@@ -532,7 +502,7 @@ async def test_a_frozen_container_without_a_record_is_parked_if_other_processes_
         seat = await found
         assert ([member.who for member in seat.members], seat.parked_on) == ([it.child], (GPU,))
         assert seat.vram_bytes == size
-        assert (await DriverBackend(it.calls, it.host, it.evidence).state(seat)).outcome == "parked"
+        assert (await it.backend.state(seat)).outcome == "parked"
         assert not [call for call in it.driver.asked if call[1]], "a call about a frozen process hangs"
 
 
@@ -543,4 +513,4 @@ async def test_a_frozen_process_that_the_driver_lists_is_not_parked() -> None:
         it.driver.uses_gpu(it.child.pid, 300)
         seat = await it.find()
         assert seat.parked_on == ()
-        assert (await DriverBackend(it.calls, it.host, it.evidence).state(seat)).outcome != "parked"
+        assert (await it.backend.state(seat)).outcome != "parked"

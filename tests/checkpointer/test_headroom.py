@@ -1,6 +1,7 @@
 """Host memory for the copy: the host and every limit above the container, reserved once."""
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,34 +34,35 @@ class Host:
 
 def cgroup(m: Machine) -> Cgroup:
     m.process(50, SCOPE)
-    found = m.containers.find(target())
+    found = m.find().cgroup
     assert found is not None
-    assert found.cgroup is not None
-    return found.cgroup
+    return found
+
+
+LIMITS: dict[str, tuple[dict[str, dict[str, int | None]], str]] = {
+    "pod": ({SCOPE: {"limit": 60, "used": 20}}, "needs 44.0 GiB .* has 40.0 GiB free; raise the pod's memory limit"),
+    "pod-with-room": ({SCOPE: {"limit": 64, "used": 20}}, ""),
+    "clean-cache-is-free": ({SCOPE: {"limit": 64, "used": 50, "cache": 30}}, ""),
+    "dirty-cache-is-not": ({SCOPE: {"limit": 64, "used": 50, "cache": 30, "dirty": 10}}, "has 34.0 GiB free"),
+    "above-the-pod": (
+        {SCOPE: {"limit": None, "used": 1}, "/kubepods.slice": {"limit": 100, "used": 90}},
+        "/kubepods.slice has 10.0 GiB free",
+    ),
+}
 
 
 @VERSIONS
-async def test_h6_the_pods_limit_must_have_room_for_the_copy(tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize("case", LIMITS)
+async def test_h6_every_limit_of_a_container_must_have_room_for_the_copy(
+    tmp_path: Path, version: int, case: str
+) -> None:
     m = machine(tmp_path, version)
     mine = cgroup(m)
-    m.memory(SCOPE, limit=60 * GIB, used=20 * GIB)
-    headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
-    with pytest.raises(StepFailedError, match=r"needs 44.0 GiB .* has 40.0 GiB free; raise the pod's memory limit"):
-        await headroom.reserve("s00", mine, 40 * GIB, 1.0)
-    m.memory(SCOPE, limit=64 * GIB, used=20 * GIB)
-    await headroom.reserve("s00", mine, 40 * GIB, 1.0)
-
-
-@VERSIONS
-async def test_h6_clean_page_cache_counts_as_free_and_dirty_does_not(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
-    mine = cgroup(m)
-    headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
-    m.memory(SCOPE, limit=64 * GIB, used=50 * GIB, cache=30 * GIB)
-    await headroom.reserve("s00", mine, 40 * GIB, 1.0)
-    m.memory(SCOPE, limit=64 * GIB, used=50 * GIB, cache=30 * GIB, dirty=10 * GIB)
-    with pytest.raises(StepFailedError, match=r"has 34.0 GiB free"):
-        await headroom.reserve("s00", mine, 40 * GIB, 1.0)
+    groups, why = LIMITS[case]
+    for path, gib in groups.items():
+        m.memory(path, **{name: size and size * GIB for name, size in gib.items()})  # type: ignore[arg-type]
+    with pytest.raises(StepFailedError, match=why) if why else contextlib.nullcontext():
+        await Headroom(Host(500 * GIB), m.containers.cgroups).reserve("s00", mine, 40 * GIB, 1.0)
 
 
 @VERSIONS
@@ -71,17 +73,6 @@ def test_a_container_takes_its_anonymous_and_shared_memory_and_no_page_cache(tmp
     assert m.containers.cgroups.memory_bytes(mine) is None, "nothing is accounted there"
     m.memory(SCOPE, limit=None, used=80 * GIB, cache=12 * GIB, shared=60 * GIB)
     assert m.containers.cgroups.memory_bytes(mine) == 68 * GIB
-
-
-@VERSIONS
-async def test_h6_every_limit_above_the_container_counts(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
-    mine = cgroup(m)
-    m.memory(SCOPE, limit=None, used=GIB)
-    m.memory("/kubepods.slice", limit=100 * GIB, used=90 * GIB)
-    headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
-    with pytest.raises(StepFailedError, match=r"/kubepods.slice has 10.0 GiB free"):
-        await headroom.reserve("s00", mine, 40 * GIB, 1.0)
 
 
 async def test_h6_the_hosts_memory_counts_too(tmp_path: Path) -> None:
