@@ -1,7 +1,6 @@
-"""``child.py ctypes|bindings``: a process that makes the calls it reads from stdin, each line in its own thread.
+"""A process that makes the calls it reads from stdin with NVIDIA's package, each line in its own thread.
 
-``{"id": 1, "do": "alloc", "with": [4096]}`` → ``{"id": 1, "code": 0, "value": 140…}``. Standard library only, so that
-it starts in no time; the binding is all that differs.
+``{"id": 1, "do": "alloc", "with": [4096]}`` → ``{"id": 1, "code": 0, "value": 140…}``.
 """
 
 import ctypes
@@ -17,128 +16,6 @@ Result = tuple[int, Any]
 def raw(text: str) -> bytes:
     """The 16 bytes of ``GPU-…``."""
     return uuid.UUID(text.partition("-")[2]).bytes
-
-
-class Ctypes:
-    """The library as a C program sees it."""
-
-    class LockArgs(ctypes.Structure):
-        _fields_ = [("timeout_ms", ctypes.c_uint), ("reserved0", ctypes.c_uint), ("reserved1", ctypes.c_uint64 * 7)]
-
-    class GpuPair(ctypes.Structure):
-        _fields_ = [("old", ctypes.c_ubyte * 16), ("new", ctypes.c_ubyte * 16)]
-
-    class RestoreArgs(ctypes.Structure):
-        _fields_ = [
-            ("pairs", ctypes.c_void_p),
-            ("count", ctypes.c_uint),
-            ("reserved", ctypes.c_char * 44),
-            ("reserved1", ctypes.c_uint64),
-        ]
-
-    def __init__(self) -> None:
-        self.lib = ctypes.CDLL("libcuda.so.1")
-
-    def init(self) -> Result:
-        return self.lib.cuInit(0), None
-
-    def version(self) -> Result:
-        value = ctypes.c_int()
-        return self.lib.cuDriverGetVersion(ctypes.byref(value)), value.value
-
-    def count(self) -> Result:
-        value = ctypes.c_int()
-        return self.lib.cuDeviceGetCount(ctypes.byref(value)), value.value
-
-    def device(self, ordinal: int) -> Result:
-        name, bus_id = ctypes.create_string_buffer(100), ctypes.create_string_buffer(32)
-        number, identity, size = ctypes.c_int(), (ctypes.c_ubyte * 16)(), ctypes.c_size_t()
-        codes = [
-            self.lib.cuDeviceGet(ctypes.byref(number), ordinal),
-            self.lib.cuDeviceGetName(name, 100, number),
-            self.lib.cuDeviceGetUuid_v2(identity, number),
-            self.lib.cuDeviceGetPCIBusId(bus_id, 32, number),
-            self.lib.cuDeviceTotalMem_v2(ctypes.byref(size), number),
-        ]
-        return max(codes), [
-            name.value.decode(),
-            str(uuid.UUID(bytes=bytes(identity))),
-            bus_id.value.decode(),
-            size.value,
-        ]
-
-    def retain(self, ordinal: int) -> Result:
-        context = ctypes.c_void_p()
-        code = self.lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal)
-        return code or self.lib.cuCtxSetCurrent(context), None
-
-    def create(self, ordinal: int) -> Result:
-        context = ctypes.c_void_p()
-        return self.lib.cuCtxCreate_v2(ctypes.byref(context), 0, ordinal), None
-
-    def alloc(self, count: int) -> Result:
-        address = ctypes.c_uint64()
-        return self.lib.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(count)), address.value
-
-    def managed(self, count: int) -> Result:
-        address = ctypes.c_uint64()
-        return self.lib.cuMemAllocManaged(ctypes.byref(address), ctypes.c_size_t(count), 1), address.value
-
-    def free(self, address: int) -> Result:
-        return self.lib.cuMemFree_v2(ctypes.c_uint64(address)), None
-
-    def info(self) -> Result:
-        room, total = ctypes.c_size_t(), ctypes.c_size_t()
-        return self.lib.cuMemGetInfo_v2(ctypes.byref(room), ctypes.byref(total)), [room.value, total.value]
-
-    def write(self, address: int, text: str) -> Result:
-        data = text.encode()
-        return self.lib.cuMemcpyHtoD_v2(ctypes.c_uint64(address), data, ctypes.c_size_t(len(data))), None
-
-    def read(self, address: int, count: int) -> Result:
-        data = ctypes.create_string_buffer(count)
-        code = self.lib.cuMemcpyDtoH_v2(data, ctypes.c_uint64(address), ctypes.c_size_t(count))
-        return code, data.raw.decode()
-
-    def share(self, address: int) -> Result:
-        return self.lib.cuIpcGetMemHandle((ctypes.c_ubyte * 64)(), ctypes.c_uint64(address)), None
-
-    def synchronize(self) -> Result:
-        return self.lib.cuCtxSynchronize(), None
-
-    def synchronize_stream(self) -> Result:
-        return self.lib.cuStreamSynchronize(None), None
-
-    def error(self, code: int) -> Result:
-        name = ctypes.c_char_p()
-        return self.lib.cuGetErrorName(code, ctypes.byref(name)), name.value.decode() if name.value else None
-
-    def state(self, pid: int) -> Result:
-        value = ctypes.c_int(-1)
-        return self.lib.cuCheckpointProcessGetState(pid, ctypes.byref(value)), value.value
-
-    def tid(self, pid: int) -> Result:
-        value = ctypes.c_int(-1)
-        return self.lib.cuCheckpointProcessGetRestoreThreadId(pid, ctypes.byref(value)), value.value
-
-    def lock(self, pid: int, timeout_ms: int = 0) -> Result:
-        arguments = self.LockArgs(timeout_ms=timeout_ms)
-        return self.lib.cuCheckpointProcessLock(pid, ctypes.byref(arguments)), None
-
-    def checkpoint(self, pid: int) -> Result:
-        return self.lib.cuCheckpointProcessCheckpoint(pid, None), None
-
-    def restore(self, pid: int, moves: list[list[str]] | None = None) -> Result:
-        if moves is None:
-            return self.lib.cuCheckpointProcessRestore(pid, None), None
-        pairs = (self.GpuPair * len(moves))()
-        for pair, (old, new) in zip(pairs, moves, strict=True):
-            pair.old[:], pair.new[:] = raw(old), raw(new)
-        arguments = self.RestoreArgs(ctypes.cast(pairs, ctypes.c_void_p), len(moves))
-        return self.lib.cuCheckpointProcessRestore(pid, ctypes.byref(arguments)), None
-
-    def unlock(self, pid: int) -> Result:
-        return self.lib.cuCheckpointProcessUnlock(pid, None), None
 
 
 class Bindings:
@@ -243,7 +120,7 @@ class Bindings:
 
 def main() -> None:
     """Serve until stdin closes."""
-    calls: Any = Ctypes() if sys.argv[1] == "ctypes" else Bindings()
+    calls = Bindings()
     printing = threading.Lock()
     current = threading.local()
     ordinals: list[int] = []  # contexts are a matter of threads: each takes over what was retained

@@ -1,6 +1,5 @@
 """The stub libraries, compiled once, and a machine behind them."""
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -28,14 +27,6 @@ def stubs(compiler: str) -> Path:
     return build_stubs()
 
 
-@pytest.fixture(params=["ctypes", "bindings"])
-def binding(request: pytest.FixtureRequest) -> str:
-    """How the test's processes reach libcuda.so.1."""
-    if request.param == "bindings" and importlib.util.find_spec("cuda") is None:
-        pytest.skip("cuda-bindings is not installed; make setup")
-    return str(request.param)
-
-
 @pytest.fixture(scope="session")
 def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A daemon that all tests share, one after another: starting one takes longer than most of them."""
@@ -47,7 +38,7 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def machine(stubs: Path, binding: str, socket: Path) -> AsyncIterator[Stand]:
+async def machine(stubs: Path, socket: Path) -> AsyncIterator[Stand]:
     """Two unused GPUs of 80 GiB."""
-    async with stand(stubs, socket, binding) as made:
+    async with stand(stubs, socket) as made:
         yield made

@@ -1,4 +1,4 @@
-"""The fake machine and the stub library as drivers on which the rows of ``bench.gpu.driver`` are played."""
+"""The stub library as a driver on which the rows of ``bench.gpu.driver`` are played."""
 
 import asyncio
 import os
@@ -8,16 +8,11 @@ from typing import Any
 
 from bench.gpu.driver import WAITS
 from kybernate.cuda import result_name, state_name
-from kybernate.dev.fakes.gpu.process import CallTarget, Code
-from tests.fakes import machines
 from tests.stubs import stand as stubbed
 from tests.stubs.stand import GIB, SECONDS, Child, until_equal
 from tests.until import until_blocking
 
-VERBS = {name: name for name in ("lock", "checkpoint", "restore", "unlock")} | {
-    "state": "get_state",
-    "tid": "get_restore_tid",
-}
+VERBS = ("lock", "checkpoint", "restore", "unlock", "state", "tid")
 MARKS = {
     "joins": {"communicator": "tp"}, "leaves": {"communicator": None}, "inherits": {"stale": True},
     "shares": {"ipc": True}, "manages": {"managed": True},
@@ -42,82 +37,6 @@ def counted(kinds: dict[str, int]) -> str:
 
 def in_gib(used: list[float]) -> str:
     return " ".join(f"{gib:g}" for gib in used)
-
-
-class FakeMachine:
-    """The machine alone, without processes; its time passes where a call takes some."""
-
-    def __init__(self) -> None:
-        self.stand = machines.Stand()
-        self.pids: dict[str, int] = {}
-        self.calls: dict[str, int] = {}
-        self.stopped: set[int] = set()
-
-    async def do(self, step: list[str], expected: str) -> str:
-        stand, pids = self.stand, self.pids
-        match step:
-            case [name, "has", gib, *where]:
-                pids[name] = len(pids) + 1
-                nodes = {"device_nodes": [stand.gpus[0]]} if "nodes" in where else {}
-                stand.read("attach", pids[name], seat=f"s{name}", **nodes)
-                if gib != "0":
-                    stand.read("alloc", pids[name], gpu=stand.gpus["1" in where[1:]], bytes=int(gib) * GIB)
-            case ["fill", gib]:
-                stand.running(99, int(gib))
-            case ["empty"]:
-                stand.gone(99)
-            case ["stop" | "continue" as how, name]:
-                (self.stopped.add if how == "stop" else self.stopped.discard)(pids[name])
-                stand.stopped(pids[name], how == "stop")
-            case ["kill", name]:
-                stand.gone(pids[name])
-            case [name, "ends"]:
-                return signal.Signals(stand.killed[pids[name]]).name
-            case ["caller", "dies"]:
-                pass
-            case ["inject", fault, *rest]:
-                stand.read("inject", fault=fault, **arguments(rest, pids))
-            case ["clear"]:
-                stand.read("inject", fault="clear")
-            case ["used"]:
-                return in_gib(stand.used_gib())
-            case ["violations"]:
-                return counted(stand.kinds)
-            case [name, how] if how in MARKS:
-                stand.read("mark", pids[name], **MARKS[how])
-            case ["then" | "soon", *call]:
-                return self._answer(" ".join(call) if step[0] == "then" else self._send(call))
-            case call:
-                return self._answer(self._send(call))
-        return "SUCCESS"
-
-    def _send(self, call: list[str]) -> str:
-        stand = self.stand
-        match call:
-            case [verb, name, *moves] if verb in VERBS:
-                pid = self.pids[name]
-                more = {"gpu_map": dict(mapped(moves, stand.gpus))} if moves else {}
-                there = CallTarget(exists=pid in stand.machine.processes, stopped=pid in self.stopped)
-                number = stand.send(VERBS[verb], 98, pid=pid, target=there, **more)
-            case [name, "allocates"]:
-                number = stand.send("alloc", self.pids[name], gpu=stand.gpus[0], bytes=GIB)
-            case [name, how]:
-                number = stand.send("touch" if how == "asks" else "synchronize", self.pids[name])
-        self.calls[" ".join(call)] = number
-        return " ".join(call)
-
-    def _answer(self, call: str) -> str:
-        stand, number = self.stand, self.calls[call]
-        if number not in stand.answers:
-            stand.later(1000)
-        for pid in stand.killed.keys() & stand.machine.processes.keys():
-            stand.gone(pid)
-        if number not in stand.answers:
-            return WAITS
-        code, result = stand.answers[number]
-        if result.get("crash"):
-            return "SIGSEGV"
-        return str(result.get("state", code.name)) if code is Code.SUCCESS else code.name
 
 
 class StubLibrary:

@@ -91,9 +91,8 @@ class Child:
 class Stand:
     """One made-up machine."""
 
-    def __init__(self, stubs: Path, binding: str, socket: Path, client: FakeDriverClient) -> None:
-        self._stubs, self._binding = stubs, binding
-        self.socket, self.client = socket, client
+    def __init__(self, stubs: Path, socket: Path, client: FakeDriverClient) -> None:
+        self._stubs, self.socket, self.client = stubs, socket, client
         self.gpus: list[str] = []
         self.driver: asyncio.subprocess.Process | None = None
         self._pids: list[int] = []
@@ -145,7 +144,7 @@ class Stand:
         env = {**mine, "LD_LIBRARY_PATH": str(self._stubs), "KYB_FAKE_DRIVER": str(self.socket), **environment}
         pipe = asyncio.subprocess.PIPE
         script = str(Path(__file__).with_name("child.py"))
-        async with daemons.process(script, self._binding, stdin=pipe, stdout=pipe, env=env) as process:
+        async with daemons.process(script, stdin=pipe, stdout=pipe, env=env) as process:
             child = Child(process)
             self._pids.append(child.pid)
             try:
@@ -197,19 +196,19 @@ USUAL = ("--gpus", "2", "--memory", "80GiB", "--speed", "100", "--bandwidth", "1
 
 
 @contextlib.asynccontextmanager
-async def stand(stubs: Path, socket: Path, binding: str) -> AsyncIterator[Stand]:
+async def stand(stubs: Path, socket: Path) -> AsyncIterator[Stand]:
     """A clean machine of a daemon that is there; the next test finds it clean again."""
     async with await FakeDriverClient.connect(socket, wait_seconds=SECONDS) as client:
-        async with Stand(stubs, binding, socket, client) as made:
+        async with Stand(stubs, socket, client) as made:
             yield made
         with contextlib.suppress(ConnectionError):  # the test ended the daemon
             await client.call("inject", fault="clear")
 
 
 @contextlib.asynccontextmanager
-async def own_stand(stubs: Path, folder: Path, binding: str, *options: str) -> AsyncIterator[Stand]:
+async def own_stand(stubs: Path, folder: Path, *options: str) -> AsyncIterator[Stand]:
     """A separate machine, for what cannot be undone; ``options`` of the daemon in place of the usual ones."""
     socket = folder / "driver.sock"
-    async with daemons.driver(socket, *(options or USUAL)) as driver, stand(stubs, socket, binding) as made:
+    async with daemons.driver(socket, *(options or USUAL)) as driver, stand(stubs, socket) as made:
         made.driver = driver
         yield made

@@ -101,4 +101,5 @@ def test_every_function_is_found_by_name_and_those_of_another_version_are_not(st
     assert address("cuCtxCreate", 11040) is None, "a form that this library does not have"
     assert address("cuLaunchKernel", 12000) is None
     assert address("printf", 12000) is None
-    assert address("cuCheckpointProcessLock", 12080) == own("cuCheckpointProcessLock")
+    for call in ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId"):
+        assert address(f"cuCheckpointProcess{call}", 12080) == own(f"cuCheckpointProcess{call}"), "what C programs link"

@@ -118,8 +118,8 @@ async def test_results_have_names(machine: Stand):
     assert await child.value("error", 600) == "CUDA_ERROR_NOT_READY"
 
 
-async def test_without_a_daemon_there_is_no_device_and_one_that_went_away_is_an_unknown_error(stubs, binding, tmp_path):
-    async with own_stand(stubs, tmp_path, binding) as machine:
+async def test_without_a_daemon_there_is_no_device_and_one_that_went_away_is_an_unknown_error(stubs, tmp_path):
+    async with own_stand(stubs, tmp_path) as machine:
         lonely = await machine.child(KYB_FAKE_DRIVER=str(tmp_path / "missing.sock"))
         assert await lonely.code("init") == NO_DEVICE
         caller, target = await machine.caller(), await machine.user(gib=1)

@@ -1,4 +1,4 @@
-"""What real drivers did to people (docs/dev/checkpointer.md, hazards H1 to H16), on the fake machine and the stub.
+"""What real drivers did to people (docs/dev/checkpointer.md, hazards H1 to H16), on the stub and the fake machine.
 
 The rows are those of ``bench.gpu.driver``; what follows them is what only the stub library can show.
 """
@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from bench.gpu.driver import ROWS, Row, play
 from tests.control_groups import control_group
-from tests.stubs.players import FakeMachine, StubLibrary
+from tests.stubs.players import StubLibrary
 from tests.stubs.stand import (
     GIB,
     LOCKED,
@@ -24,7 +25,6 @@ from tests.stubs.stand import (
     Stand,
     own_stand,
 )
-from tests.thorough import part
 from tests.until import until_blocking
 
 
@@ -33,12 +33,6 @@ def differences(row: Row, played: list[tuple[str, str]]) -> list[str]:
     return [f"{step}: {seen}, not {answer}" for (step, answer, _), (_, seen) in both if seen != answer]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
-async def test_the_fake_machine_does_what_drivers_do(row: Row):
-    assert differences(row, await play(FakeMachine(), row)) == []
-
-
-@pytest.mark.parametrize("binding", part(["ctypes", "bindings"], 2), indirect=True)
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.lasting], ids=str)
 async def test_the_stub_library_does_what_drivers_do(machine: Stand, row: Row):
     assert differences(row, await play(StubLibrary(machine, await machine.caller()), row)) == []
@@ -46,7 +40,7 @@ async def test_the_stub_library_does_what_drivers_do(machine: Stand, row: Row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.lasting], ids=str)
 async def test_what_spoils_a_gpu_through_the_stub_library(stubs, tmp_path: Path, row: Row):
-    async with own_stand(stubs, tmp_path, "ctypes") as machine:
+    async with own_stand(stubs, tmp_path) as machine:
         assert differences(row, await play(StubLibrary(machine, await machine.caller()), row)) == []
 
 
@@ -54,27 +48,16 @@ async def test_what_spoils_a_gpu_through_the_stub_library(stubs, tmp_path: Path,
 
 
 @contextlib.contextmanager
-def cgroup_v2(pid: int) -> Iterator[None]:
-    with control_group(2) as made:
+def frozen(version: Literal[1, 2], pid: int) -> Iterator[None]:
+    freezer, freeze, thaw = ("cgroup.freeze", "1", "0") if version == 2 else ("freezer.state", "FROZEN", "THAWED")
+    with control_group(version) as made:
         (made / "cgroup.procs").write_text(str(pid))
-        (made / "cgroup.freeze").write_text("1")
-        _until_frozen(made / "cgroup.events", "frozen 1")
+        (made / freezer).write_text(freeze)
+        _until_frozen(*((made / "cgroup.events", "frozen 1") if version == 2 else (made / freezer, freeze)))
         try:
             yield
         finally:
-            (made / "cgroup.freeze").write_text("0")
-
-
-@contextlib.contextmanager
-def cgroup_v1(pid: int) -> Iterator[None]:
-    with control_group(1) as made:
-        (made / "cgroup.procs").write_text(str(pid))
-        (made / "freezer.state").write_text("FROZEN")
-        _until_frozen(made / "freezer.state", "FROZEN")
-        try:
-            yield
-        finally:
-            (made / "freezer.state").write_text("THAWED")
+            (made / freezer).write_text(thaw)
 
 
 def _until_frozen(log: Path, what: str) -> None:
@@ -82,11 +65,11 @@ def _until_frozen(log: Path, what: str) -> None:
     until_blocking(lambda: what in log.read_text().splitlines(), what=what, saw=log.read_text, interval=0.001)
 
 
-@pytest.mark.parametrize("freeze", [cgroup_v2, cgroup_v1])
-async def test_lock_state_and_restore_of_a_frozen_process_hang_until_it_goes_on(machine: Stand, freeze):
+@pytest.mark.parametrize("version", [2, 1])
+async def test_lock_state_and_restore_of_a_frozen_process_hang_until_it_goes_on(machine: Stand, version):
     """H5. No time-out helps: it bounds the wait for submitted work only."""
     caller, engine = await machine.caller(), await machine.user(gib=1)
-    with freeze(engine.pid):
+    with frozen(version, engine.pid):
         lock, query = caller.start("lock", engine.pid, 1), caller.start("state", engine.pid)
         await machine.hangs(lock, caller)
         assert not query.done()
@@ -94,15 +77,12 @@ async def test_lock_state_and_restore_of_a_frozen_process_hang_until_it_goes_on(
     codes = [(await asyncio.wait_for(one, SECONDS))["code"] for one in (lock, query)]
     assert codes == [SUCCESS, SUCCESS]
     assert await caller.code("checkpoint", engine.pid) == SUCCESS
-    with freeze(engine.pid):
+    with frozen(version, engine.pid):
         restore = caller.start("restore", engine.pid)
         await machine.hangs(restore, caller)
         assert await machine.used_gib() == [0, 0]
     assert (await asyncio.wait_for(restore, SECONDS))["code"] == SUCCESS
     assert await caller.code("unlock", engine.pid) == SUCCESS
-
-
-# ---- H7 and H8: NCCL ----
 
 
 # ---- H9 to H11, H15, H16 ----
@@ -133,9 +113,9 @@ async def test_nvml_stalls_and_checkpoint_calls_do_not(machine: Stand):
     await asyncio.wait_for(reading, SECONDS)
 
 
-async def test_a_checkpoint_on_a_mig_instance_says_out_of_memory(stubs, binding: str, tmp_path: Path):
+async def test_a_checkpoint_on_a_mig_instance_says_out_of_memory(stubs, tmp_path: Path):
     """H11. Also what a process sees of such a machine: one instance."""
-    async with own_stand(stubs, tmp_path, binding, "--preset", "A100-mig-mixed", "--speed", "100") as machine:
+    async with own_stand(stubs, tmp_path, "--preset", "A100-mig-mixed", "--speed", "100") as machine:
         instances = (await machine.client.call("devices"))["instances"]
         caller, engine = await machine.caller(), await machine.user(gib=1)
         assert await engine.value("count") == 1
@@ -156,9 +136,9 @@ async def test_a_checkpoint_on_a_mig_instance_says_out_of_memory(stubs, binding:
     [("$0,$1", "0", 0), ("$0,$1", "1", None), ("$0,$1", "$1", 1), ("$0", "$1", None), ("$1", "0", 1)],
 )
 async def test_of_several_mig_instances_cuda_counts_the_first_and_finds_another_by_its_uuid(
-    stubs, binding: str, tmp_path: Path, container: str, user: str, seen: int | None
+    stubs, tmp_path: Path, container: str, user: str, seen: int | None
 ):
-    async with own_stand(stubs, tmp_path, binding, "--preset", "A100-mig-mixed", "--speed", "100") as machine:
+    async with own_stand(stubs, tmp_path, "--preset", "A100-mig-mixed", "--speed", "100") as machine:
         uuids = [one["uuid"] for one in (await machine.client.call("devices"))["instances"]]
         container, user = (text.replace("$0", uuids[0]).replace("$1", uuids[1]) for text in (container, user))
         engine = await machine.child(NVIDIA_VISIBLE_DEVICES=container, CUDA_VISIBLE_DEVICES=user)
