@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.messages import SeatProgress
 from kybernate.run import install
 from services.checkpointer.backends.job_half import JobHalf
 from services.checkpointer.containers import Containers
@@ -54,12 +53,6 @@ def container(engine: Engine, *parents: str, identity: str = CONTAINER) -> Itera
 
 def _children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-async def look(it: object, engine: Engine) -> SeatProgress:
-    (seen,) = await it.look(engine)  # type: ignore[attr-defined]
-    assert isinstance(seen, SeatProgress)
-    return seen
 
 
 @asynccontextmanager
@@ -109,10 +102,10 @@ async def test_a_process_that_only_the_driver_shows_in_the_container_is_the_seat
             return sum((await here.used()).values()) == 20 * GIB
 
         await until(alone, what="the driver shows the other process alone")
-        assert (await look(it, engine)).outcome == "active", "not gone"
+        assert await it.outcome(engine) == "active", "not gone"
         assert (await kill(it, engine)).outcome == "gone"
         assert set((await here.used()).values()) == {0}
-        assert (await look(it, engine)).outcome == "gone"
+        assert await it.outcome(engine) == "gone"
 
 
 @pytest.mark.parametrize("backend", ["", "restart"])
@@ -121,7 +114,7 @@ async def test_a_process_of_its_pod_that_is_not_in_its_container_keeps_it_from_b
     async with stand("fake", base_seconds=10.0, floor_wall_seconds=0.3, settle_floor_wall_seconds=0.3) as (here, it):
         engine = await here.engine("s00", gib=40, backend=backend)
         with container(engine, "kubepods", f"pod{POD}", identity="5f" * 32):
-            for seen in (await look(it, engine), await park(it, engine), await kill(it, engine)):
+            for seen in (*await it.look(engine), await park(it, engine), await kill(it, engine)):
                 assert seen.outcome == "quarantined", seen
                 assert f"pid {engine.pid} is in its pod, and not in its container" in seen.reason
             assert sum((await here.used()).values()) == 40 * GIB, "and it is left alone"
@@ -157,7 +150,7 @@ async def test_a_process_whose_place_cannot_be_read_keeps_a_seat_from_being_gone
             monkeypatch.setattr(Containers, "own", lambda *_: [])
             read = "services.checkpointer.containers.read"
             monkeypatch.setattr(read, lambda file: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
-            for seen in (await look(it, engine), await park(it, engine), await kill(it, engine)):
+            for seen in (*await it.look(engine), await park(it, engine), await kill(it, engine)):
                 assert seen.outcome == "quarantined", seen
                 assert f"/proc/{engine.pid}/cgroup cannot be read (not permitted)" in seen.reason
 
@@ -175,7 +168,7 @@ async def test_a_process_that_has_just_ended_is_waited_for(monkeypatch: pytest.M
             return "it is listed" if len(asked) < 3 else unclear(self, *arguments)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Containers, "unclear", late)
-        assert (await look(it, engine)).outcome == "gone"
+        assert await it.outcome(engine) == "gone"
         assert len(asked) == 3
 
 
@@ -183,16 +176,16 @@ async def test_a_shell_beside_kyb_run_is_no_engine_and_what_it_computes_is(tmp_p
     async with stand("fake") as (here, it):
         engine = await engine_by(here, str(install(tmp_path)), gib=40, backend="restart")
         with container(engine, "k8s.io") as folder:
-            seen = await look(it, engine)
+            (seen,) = await it.look(engine)
             assert (seen.outcome, seen.keeper) == ("active", True)
             assert (await park(it, engine)).outcome == "parked"
-            seen = await look(it, engine)
+            (seen,) = await it.look(engine)
             assert (seen.outcome, seen.keeper) == ("gone", True), "kyb-run is alone"
             async with executed(here, folder) as shell:
-                seen = await look(it, engine)
+                (seen,) = await it.look(engine)
                 assert (seen.outcome, seen.keeper) == ("gone", True), "a shell is no engine"
                 async with executed(here, folder, gib=10) as program_of_it:
-                    assert (await look(it, engine)).outcome == "active", "its memory is held"
+                    assert await it.outcome(engine) == "active", "its memory is held"
                     assert (await kill(it, engine)).outcome == "gone"
                     assert await program_of_it.wait() == -signal.SIGKILL
                     assert set((await here.used()).values()) == {0}
@@ -200,5 +193,5 @@ async def test_a_shell_beside_kyb_run_is_no_engine_and_what_it_computes_is(tmp_p
             assert engine.process.returncode is None, "kyb-run stays"
         os.kill(engine.pid, signal.SIGKILL)
         await engine.process.wait()
-        seen = await look(it, engine)
+        (seen,) = await it.look(engine)
         assert (seen.outcome, seen.keeper) == ("gone", False)

@@ -9,13 +9,13 @@ import os
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kybernate import deadlines
 from kybernate.messages import KillJob, SeatProgress
+from services.checkpointer.core.failures import SPENT
 from services.checkpointer.helper_pool import HelperCall
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Engine, Kind, Node, checkpointer, node
 
@@ -40,8 +40,8 @@ async def park(it: Checkpointer, engine: Engine, group: str = "G0") -> SeatProgr
     return (await it.do(park=(engine.target,), group=group)).park[0]
 
 
-async def activate(it: Checkpointer, engine: Engine, gpus: tuple[str, ...] | None = None) -> SeatProgress:
-    target = engine.target if gpus is None else engine.target.model_copy(update={"gpus": gpus})
+async def activate(it: Checkpointer, engine: Engine, gpus: tuple[str, ...] = ()) -> SeatProgress:
+    target = engine.target.model_copy(update={"gpus": gpus or engine.target.gpus})
     done = (await it.do(activate=target)).activate
     assert done is not None
     return done
@@ -72,6 +72,7 @@ async def test_h1_a_restore_that_runs_out_of_memory_is_never_repeated_and_its_me
         await here.inject("oom")
         end = await activate(it, engine)
         assert (end.outcome in ("lost", "gone"), "OUT_OF_MEMORY" in end.reason) == (True, True), end
+        assert steps(it)[:3] == ["thaw", "restore", SPENT], "no replay may believe its state, which is CHECKPOINTED"
         assert steps(it).count("restore") == 1
         assert await engine.process.wait() == -signal.SIGKILL
         assert set((await here.used()).values()) == {0}
@@ -84,8 +85,10 @@ async def test_h1_a_restore_without_room_is_not_attempted() -> None:
         await here.engine("stranger", gib=60)
         end = await activate(it, engine)
         assert (end.outcome, "bytes free" in end.reason) == ("parked", True), end
+        assert "killed" not in end.reason, "no call is made about a frozen process"
         assert "restore" not in steps(it)
         assert here.frozen(engine)
+        assert await it.outcome(engine) == "parked"
 
 
 async def test_h1_a_restore_beside_other_processes_needs_a_margin_and_a_restore_on_a_free_gpu_none() -> None:
@@ -111,17 +114,6 @@ async def test_h2_a_restored_process_is_locked_and_checkpointed_before_it_is_kil
         assert steps(it) == ["lock", "checkpoint", "kill"]
         assert set((await here.used()).values()) == {0}
         assert (await here.violations())["count"] == 0
-
-
-async def test_h2_memory_that_stays_held_after_a_kill_is_quarantine() -> None:
-    async with stand("fake", base_seconds=1.0, seconds_per_gib=0.0, floor_wall_seconds=1.0) as (here, it):
-        engine = await here.engine("s00")
-        await park(it, engine)
-        await activate(it, engine)
-        await here.inject("wedge-on-kill")
-        await here.inject("fail", verb="lock", code=304, times=9)
-        end = await kill(it, engine)
-        assert (end.outcome, "no process accounts for" in end.reason) == ("quarantined", True), end
 
 
 async def test_h3_a_process_that_a_lock_kills_leads_to_a_cold_start() -> None:
@@ -187,23 +179,42 @@ async def test_h6_two_simultaneous_parks_do_not_use_the_same_free_memory() -> No
         assert (await here.violations())["count"] == 0
 
 
-def nccl(folder: Path) -> str:
-    """A file that looks like NCCL in /proc/<pid>/maps."""
-    library = folder / "libnccl.so.2"
-    library.write_bytes(b"not NCCL")
-    return str(library)
+SEVERAL = frozenset({"several-processes"})
+PAIR = {"gib": 20, "processes": 2}
 
 
-async def test_h7_and_h8_ranks_of_a_communicator_are_not_parked() -> None:
-    """(The rule for one process, H7, is in test_refusals: the stub has no driver 595.)"""
-    async with stand() as (here, it):
-        engine = await here.engine("s00", processes=2, thread="pt_nccl_watchdg")
-        end = await park(it, engine)
-        assert (end.outcome, "NCCL" in end.reason, steps(it)) == ("active", True, []), end
+@pytest.mark.parametrize(
+    ("allowed", "engine", "reason"),
+    [
+        (None, {"processes": 2, "thread": "pt_nccl_watchdg"}, "NCCL"),
+        (NOTHING, PAIR, "CUDA IPC"),
+        (NOTHING, PAIR | {"environment": {"KYB_PARK_ALLOW": "several-processes"}}, "CUDA IPC"),
+        (SEVERAL, PAIR | {"environment": {"KYB_PARK_ALLOW": "nccl"}}, "CUDA IPC"),
+        (NOTHING, PAIR | {"attached": 1}, "2 processes with VRAM"),
+        (None, {"environment": {"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"}}, "managed memory"),
+        (None, {"environment": {"MANAGED": "1"}}, "mappings of /dev/nvidia-uvm"),
+    ],
+    ids=["h8-ranks", "h9-ipc", "pod-allows-more", "pod-allows-less", "b1-holders", "h10-configured", "b7-allocated"],
+)
+async def test_a_hazard_that_shows_before_the_park_leaves_the_seat_untouched(
+    allowed: frozenset[str] | None, engine: dict[str, Any], reason: str
+) -> None:
+    """A pod cannot allow itself more than its node does, but less: its engine can write the environment that /proc
+    shows of it."""
+    async with stand(allowed=allowed) as (here, it):
+        one = await here.engine("s00", **engine)
+        end = await park(it, one)
+        assert (end.outcome, reason in end.reason, steps(it)) == ("active", True, []), end
         assert (end.refused, end.failed) == (True, False), "what the seat is, is no failure of its way to park"
-        await runs_on(here, it, engine)
-        alone = await here.engine("t00", gpus=(1,), library=nccl(here.folder))
-        assert (await park(it, alone)).outcome == "parked", "loaded alone it means nothing: PyTorch always loads it"
+        await runs_on(here, it, one)
+
+
+async def test_h8_h9_processes_are_parked_where_several_are_allowed_and_a_loaded_nccl_alone_means_nothing() -> None:
+    async with stand(allowed=SEVERAL) as (here, it):
+        library = here.folder / "libnccl.so.2"
+        library.write_bytes(b"PyTorch always loads it")
+        pair = await here.engine("s00", gib=20, processes=2, library=str(library))
+        assert (await park(it, pair)).outcome == "parked"
 
 
 async def test_h8_a_lock_that_hangs_on_another_rank_ends_at_its_deadline_and_is_undone() -> None:
@@ -212,28 +223,6 @@ async def test_h8_a_lock_that_hangs_on_another_rank_ends_at_its_deadline_and_is_
         end = await park(it, engine)
         assert (end.outcome, end.refused, end.failed) == ("active", False, True), end
         await runs_on(here, it, engine)
-
-
-async def test_h9_several_processes_are_not_parked_unless_allowed_since_they_may_share_memory() -> None:
-    async with stand(allowed=NOTHING) as (here, it):
-        engine = await here.engine("s00", gib=20, processes=2)
-        end = await park(it, engine)
-        assert (end.outcome, "CUDA IPC" in end.reason, steps(it)) == ("active", True, []), end
-    async with stand(allowed=frozenset({"several-processes"})) as (here, it):
-        pair = await here.engine("t00", gib=20, processes=2)
-        assert (await park(it, pair)).outcome == "parked"
-
-
-async def test_a_pod_cannot_allow_itself_more_than_its_node_does_but_less() -> None:
-    """The engine can write the environment that /proc shows of it."""
-    async with stand(allowed=NOTHING) as (here, it):
-        pair = await here.engine("s00", gib=20, processes=2, environment={"KYB_PARK_ALLOW": "several-processes"})
-        end = await park(it, pair)
-        assert (end.outcome, "CUDA IPC" in end.reason, steps(it)) == ("active", True, []), end
-    async with stand(allowed=frozenset({"several-processes"})) as (here, it):
-        pair = await here.engine("s00", gib=20, processes=2, environment={"KYB_PARK_ALLOW": "nccl"})
-        end = await park(it, pair)
-        assert (end.outcome, "CUDA IPC" in end.reason, steps(it)) == ("active", True, []), end
 
 
 @pytest.mark.parametrize("mark", ["ipc", "managed"])
@@ -245,15 +234,8 @@ async def test_h9_and_h10_a_hazard_that_only_the_driver_detects_is_a_cold_start_
         assert (end.outcome, "NOT_SUPPORTED" in end.reason) == ("lost", True), end
         assert "managed memory" in end.reason or "CUDA IPC" in end.reason
         assert await engine.process.wait() == -signal.SIGKILL
+        assert await it.outcome(engine) == "gone"
         assert set((await here.used()).values()) == {0}
-
-
-async def test_h10_an_engine_configured_for_managed_memory_is_not_parked() -> None:
-    async with stand() as (here, it):
-        engine = await here.engine("s00", environment={"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"})
-        end = await park(it, engine)
-        assert (end.outcome, "managed memory" in end.reason, steps(it)) == ("active", True, []), end
-        await runs_on(here, it, engine)
 
 
 async def test_h11_a_mig_instance_is_not_parked() -> None:
@@ -266,43 +248,49 @@ async def test_h11_a_mig_instance_is_not_parked() -> None:
         await runs_on(here, it, engine)
 
 
-async def test_h12_a_seat_of_two_gpus_moves_where_its_container_has_the_others() -> None:
+async def test_h12_a_seat_of_two_processes_and_gpus_moves_where_its_container_has_the_others_and_back() -> None:
     async with stand(gpus=4) as (here, it):
-        engine = await here.engine("2x.s00", gpus=(0, 1), visible=(0, 1, 2, 3))
+        engine = await here.engine("2x.s00", gpus=(0, 1), processes=2, visible=(0, 1, 2, 3))
+        home, other = here.gpus[:2], here.gpus[2:]
+        assert (await park(it, engine)).gpus == home
+        end = await activate(it, engine, other)
+        assert (end.outcome, end.gpus) == ("active", other), end
+        assert await here.used() == dict(zip(here.gpus, (0, 0, 20 * GIB, 20 * GIB), strict=True))
+        engine.target = engine.target.model_copy(update={"gpus": other})
+        assert (await park(it, engine)).gpus == other
+        end = await activate(it, engine, home)
+        assert (end.outcome, end.gpus) == ("active", home), end
+        assert (await here.violations())["count"] == 0
+
+
+@pytest.mark.parametrize("gpus", [(0,), (0, 1)])
+async def test_h13_a_seat_whose_container_lacks_a_device_node_stays_parked_and_comes_back_at_home(
+    gpus: tuple[int, ...],
+) -> None:
+    async with stand(gpus=2 * len(gpus)) as (here, it):
+        engine = await here.engine("s00", gpus=gpus)
         await park(it, engine)
-        assert (await activate(it, engine, here.gpus[2:4])).outcome == "active"
-        used = await here.used()
-        assert [used[gpu] > 0 for gpu in here.gpus] == [False, False, True, True]
-
-
-async def test_h13_a_seat_of_two_gpus_without_device_nodes_of_the_others_comes_back_at_home() -> None:
-    async with stand(gpus=4) as (here, it):
-        engine = await here.engine("2x.s00", gpus=(0, 1))
-        await park(it, engine)
-        end = await activate(it, engine, here.gpus[2:4])
-        assert (end.outcome, "device node" in end.reason) == ("parked", True), end
-        assert (await activate(it, engine)).outcome == "active", "at home it comes back"
-
-
-async def test_h13_a_gpu_without_device_node_in_the_container_leaves_the_seat_parked() -> None:
-    async with stand() as (here, it):
-        engine = await here.engine("s00")
-        await park(it, engine)
-        end = await activate(it, engine, here.gpus[1:])
-        assert (end.outcome, "device node" in end.reason) == ("parked", True), end
+        end = await activate(it, engine, here.gpus[len(gpus) :])
+        assert (end.outcome, "device node" in end.reason, end.move_refused) == ("parked", True, "seat"), end
+        assert end.gpus == engine.target.gpus
         assert here.frozen(engine)
-        assert (await activate(it, engine)).outcome == "active"
+        assert (await activate(it, engine)).outcome == "active", "at home it comes back"
 
 
 async def test_h14_a_seat_moves_with_a_map_of_all_gpus_and_is_reported_on_its_new_gpu() -> None:
     async with stand() as (here, it):
         engine = await here.engine("s00", visible=(0, 1))
         await park(it, engine)
+        assert [seat.gpus for seat in await it.look(engine)] == [here.gpus[:1]]
         resident = await here.engine("s01", gib=70)
-        assert (await activate(it, engine, here.gpus[1:])).outcome == "active"
+        end = await activate(it, engine, here.gpus[1:])
+        assert (end.outcome, end.gpus) == ("active", here.gpus[1:]), end
         assert await here.used() == {here.gpus[0]: 70 * GIB, here.gpus[1]: 40 * GIB}
+        (seat,) = await it.look(engine)
+        assert (seat.outcome, seat.gpus) == ("active", here.gpus[1:])
         engine.target = engine.target.model_copy(update={"gpus": here.gpus[1:]})
-        assert (await park(it, engine)).outcome == "parked"
+        end = await park(it, engine)
+        assert (end.outcome, end.gpus) == ("parked", here.gpus[1:]), end
         assert (await park(it, resident)).outcome == "parked"
         assert (await activate(it, engine, here.gpus[:1])).outcome == "active"
         assert await here.used() == {here.gpus[0]: 40 * GIB, here.gpus[1]: 0}

@@ -1,6 +1,5 @@
 """History of a seat's container: hangs and refusals over several jobs, reset by a new container."""
 
-import asyncio
 import signal
 import time
 from collections.abc import Sequence
@@ -8,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
+from kybernate.messages import SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.helper_pool import HelperCall
 from services.checkpointer.records import QUARANTINE_SECONDS, REMEMBERED_SECONDS, History, JobFile, Record
-from tests.checkpointer.world import Checkpointer, Engine, checkpointer, node
+from tests.checkpointer.test_hazards import activate, park
+from tests.checkpointer.world import checkpointer, node
 from tests.until import until
 
 TARGET = SeatTarget(seat="s00", pod_uid="u", container_id="process://1", gpus=("GPU-a",))
@@ -58,24 +58,19 @@ def test_a_new_container_has_no_hangs_and_no_refused_restores() -> None:
     assert past.hangs("s00", "process://1", 1001.0) == 0
 
 
-async def hang(it: Checkpointer, engine: Engine) -> JobStatus:
-    """A park whose lock hangs once."""
-    await it.node.inject("hang", verb="lock", seat="s00")
-    return await it.do(park=(engine.target,))
-
-
 async def test_the_second_hang_of_a_seat_is_quarantine_in_a_later_job_and_after_a_restart_too() -> None:
     async with node("ctypes") as here:
         engine, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
         async with checkpointer(here, floor_wall_seconds=1.0) as it:
-            assert (await hang(it, engine)).park[0].outcome == "active"
-            assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
-            await it.do(activate=engine.target)
+            await here.inject("hang", verb="lock", seat="s00")
+            assert (await park(it, engine)).outcome == "active"
+            assert (await park(it, engine)).outcome == "parked"
+            assert (await activate(it, engine)).outcome == "active"
             assert await it.outcome(engine) == "active"
         async with checkpointer(here, floor_wall_seconds=1.0) as it:
             await here.inject("hang", verb="lock", seat="s00")
             op = await it.begin(park=(engine.target,))
-            assert (await it.do(park=(other.target,), group="G1")).park[0].outcome == "parked", "others go on meanwhile"
+            assert (await park(it, other, "G1")).outcome == "parked", "others go on meanwhile"
             end = (await it.done(op)).park[0]
             assert end.outcome == "quarantined", end
             assert "second hang" in end.reason
@@ -93,7 +88,7 @@ async def test_a_driver_that_stalls_once_is_no_hang_of_a_seat_and_the_job_goes_o
     async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.5, base_seconds=5.0) as it:
         engine = await here.engine("s00", gib=1)
         if parked := verb in ("restore", "unlock"):
-            await it.do(park=(engine.target,))
+            await park(it, engine)
         calls = it.pool.calls
 
         async def stalled(key: str, asked: Sequence[HelperCall]) -> list[dict[str, Any]]:
@@ -115,20 +110,11 @@ async def test_a_driver_that_stalls_once_is_no_hang_of_a_seat_and_the_job_goes_o
         assert it.journal.history.hangs("s00", engine.target.container_id, time.time()) == 0
 
 
-async def test_a_hung_call_of_any_verb_ends_at_its_deadline() -> None:
-    """Each verb hangs once, each on a new container; every half ends and no seat is stuck."""
-    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.8, base_seconds=5.0) as it:
-        for verb in ("lock", "checkpoint", "restore", "unlock"):
-            engine = await here.engine(f"s-{verb}", gib=1)
-            if verb in ("restore", "unlock"):
-                await it.do(park=(engine.target,))
-            await here.inject("hang", verb=verb, seat=f"s-{verb}")
-            job = {"activate": engine.target} if verb in ("restore", "unlock") else {"park": (engine.target,)}
-            op = await it.begin(**job)
-            async with asyncio.timeout(40):
-                status = await it.done(op)
-            end = status.activate or status.park[0]
-            assert end.outcome in ("active", "quarantined"), (verb, end)
-            assert "helper was killed" in end.reason
-            await here.inject("clear")
-            await engine.end()
+async def test_an_unlock_that_hangs_ends_at_its_deadline() -> None:
+    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.8) as it:
+        engine = await here.engine("s00", gib=1)
+        await park(it, engine)
+        await here.inject("hang", verb="unlock", seat="s00")
+        end = await activate(it, engine)
+        assert end.outcome in ("active", "quarantined"), end
+        assert "helper was killed" in end.reason

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, SeatTarget, SwitchJob
+from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.failures import SPENT, JobGoal, StepFailedError
@@ -181,6 +181,22 @@ class Stand:
         assert status is not None
         return status
 
+    async def do(self, job: SwitchJob) -> JobStatus:
+        """A switch from beginning to end."""
+        await self.worker.switch(job)
+        return await self.done(job.op)
+
+    async def activate(self, epoch: int, seat: str) -> SeatProgress:
+        """An activation from beginning to end."""
+        progress = (await self.do(switch(epoch, activate=seat))).activate
+        assert progress is not None
+        return progress
+
+    async def look(self, seat: str) -> SeatProgress:
+        """Its state."""
+        (seen,) = (await self.worker.ask(AskJobs(cause="c", node="n1", epoch=0, targets=(target(seat),)))).seats
+        return seen
+
     async def begun(self, what: str) -> None:
         await until(lambda: what in self.backend.done, what=f"{what} has begun", saw=lambda: self.backend.done)
 
@@ -215,12 +231,15 @@ async def test_epochs_below_the_highest_seen_are_refused_also_after_a_restart(tm
             reply = await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=late, gpus=(A,)))
             assert (reply.accepted, reply.code, reply.highest_epoch) == (False, "stale-epoch", 100), "it fences nothing"
         assert (await stand.worker.switch(switch(99, "v"))).code == "stale-epoch"
+        kill = KillJob(cause="c", node="n1", epoch=99, target=target("v"))
+        assert (await stand.worker.kill(kill)).code == "stale-epoch"
         assert (await stand.worker.switch(switch(99, "w", gpu=B))).accepted, "its GPU was not asked about"
+        assert (await stand.worker.release(ReleaseJob(cause="c", node="n1", epoch=101, target=target("v")))).accepted
     async with running(tmp_path) as again:
-        reply = await again.worker.switch(switch(99, "v").model_copy(update={"op": "late"}))
-        assert (reply.code, reply.highest_epoch) == ("stale-epoch", 100)
-        assert again.backend.done == []
-        assert (await again.worker.switch(switch(100, "v"))).accepted
+        reply = await again.worker.switch(switch(100, "v").model_copy(update={"op": "late"}))
+        assert (reply.code, reply.highest_epoch) == ("stale-epoch", 101)
+        assert "park v" not in again.backend.done
+        assert (await again.worker.switch(switch(101, "v"))).accepted
 
 
 async def test_a_job_that_goes_on_does_not_lower_the_fence(tmp_path: Path) -> None:
@@ -265,8 +284,7 @@ async def test_a_job_is_accepted_when_it_survives_a_kill_and_has_an_outcome_when
         fdatasync(handle)
 
     async with running(tmp_path) as stand:
-        await stand.worker.switch(switch(5, "v"))
-        await stand.done("op-5")
+        await stand.do(switch(5, "v"))
         await until(made.exists, what="the next job's file is made")
         monkeypatch.setattr(os, "fdatasync", slow)
 
@@ -312,17 +330,40 @@ async def test_one_job_at_a_time_on_a_gpu_and_with_a_seat(tmp_path: Path) -> Non
         same_seat = await stand.worker.switch(switch(7, "w", gpu=B))
 
         assert (same_gpu.code, same_seat.code) == ("busy", "busy")
+        assert (await stand.look("v")).outcome == "started"
+        assert (await stand.do(switch(7, "z", gpu=B))).park[0].outcome == "parked", "it delays no other GPU"
         stand.backend.held["park v"].set()
         await stand.done("op-5")
         assert (await stand.worker.switch(switch(8, "x", "y"))).accepted
 
 
+async def test_the_same_op_again_is_the_same_job_also_after_a_restart(tmp_path: Path) -> None:
+    job = switch(5, "v")
+    async with running(tmp_path) as stand:
+        assert (await stand.worker.switch(job)).accepted
+        await stand.do(job)
+        await until(lambda: not stand.worker.running, what="its end is on disk")
+        assert (await stand.worker.switch(job)).jobs[0].done
+        assert stand.backend.done == ["discover v", "park v"]
+    async with running(tmp_path) as again:
+        reply = await again.worker.ask(AskJobs(cause="c", node="n1", epoch=0, ops=("op-5", "unheard-of")))
+        assert [(one.op, one.done, one.park[0].outcome) for one in reply.jobs] == [("op-5", True, "parked")]
+        assert (await again.worker.switch(job)).jobs[0].done
+        assert again.backend.done == []
+
+
+async def test_a_switch_that_names_no_seat_is_refused(tmp_path: Path) -> None:
+    async with running(tmp_path) as stand:
+        assert (await stand.worker.switch(switch(5))).code == "empty"
+
+
 async def test_a_kill_begins_when_the_job_that_has_the_seat_is_done(tmp_path: Path) -> None:
+    job = KillJob(cause="c", node="n1", epoch=6, target=target("v"))
     async with running(tmp_path) as stand:
         stand.backend.hold("park v")
         await stand.worker.switch(switch(5, "v"))
         await stand.begun("park v")
-        assert (await stand.worker.kill(KillJob(cause="c", node="n1", epoch=6, target=target("v")))).accepted
+        assert (await stand.worker.kill(job)).accepted
         for epoch in range(6, 12):  # the journal writes in order: records of the kill would be among these
             await stand.journal.fence((B,), epoch)
             await asyncio.sleep(0.01)  # a write that is quick lets no other task run
@@ -332,6 +373,8 @@ async def test_a_kill_begins_when_the_job_that_has_the_seat_is_done(tmp_path: Pa
         await stand.begun("kill v")
 
         assert stand.journal.jobs["op-5"].done
+        await stand.done("kill-v-6")
+        assert (await stand.worker.kill(job)).jobs[0].done, "again is the same"
 
 
 async def test_a_release_that_is_asked_for_again_is_done_once(tmp_path: Path) -> None:
@@ -352,8 +395,7 @@ async def test_a_release_that_is_asked_for_again_is_done_once(tmp_path: Path) ->
         held.set()
         await until(lambda: "v" not in stand.journal.parked, what="the seat is forgotten")
         assert (await stand.worker.release(release(6))).accepted
-        await stand.worker.switch(switch(8, "x"))
-        await stand.done("op-8")
+        await stand.do(switch(8, "x"))
 
         assert [done for done in stand.backend.done if done.endswith(" v")] == ["kill v"]
         assert (tmp_path / "epochs.json").stat().st_ino == fenced
@@ -396,12 +438,11 @@ async def test_nothing_is_touched_by_a_job_that_the_journal_could_not_record(
 async def test_the_second_half_is_not_begun_while_the_victim_serves(tmp_path: Path, outcome: Outcome) -> None:
     async with running(tmp_path) as stand:
         stand.backend.outcomes["park v"] = outcome
-        await stand.worker.switch(switch(5, "v", "w"))
-
-        status = await stand.done("op-5")
+        status = await stand.do(switch(5, "v", "w"))
 
         assert status.activate is not None
         assert (status.park[0].outcome, status.activate.outcome) == (outcome, "pending")
+        assert status.activate.reason.startswith(f"not begun: the park before it ended {outcome}: ")
         assert "activate w" not in stand.backend.done
 
 
@@ -409,13 +450,12 @@ async def test_the_second_half_is_not_begun_while_the_victim_serves(tmp_path: Pa
 async def test_a_container_whose_gpu_processes_are_not_found_is_not_gone(tmp_path: Path, error: Exception) -> None:
     async with running(tmp_path) as stand:
         stand.backend.unknown = error
-        reply = await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=0, targets=(target("v"),)))
-        await stand.worker.switch(switch(5, "v", "w"))
-        status = await stand.done("op-5")
+        seen = await stand.look("v")
+        status = await stand.do(switch(5, "v", "w"))
 
         expected = "active" if isinstance(error, NoMemberError) else "quarantined"
-        assert (reply.seats[0].outcome, status.park[0].outcome) == (expected, expected)
-        assert reply.seats[0].no_context == isinstance(error, NoMemberError)
+        assert (seen.outcome, status.park[0].outcome) == (expected, expected)
+        assert seen.no_context == isinstance(error, NoMemberError)
         assert "activate w" not in stand.backend.done
 
 
@@ -424,26 +464,19 @@ async def test_an_engine_that_serves_and_has_nothing_on_the_gpu_is_parked_with_n
     tmp_path: Path, health: int | None, outcome: str
 ) -> None:
     """It fell back to the CPU: 31 parks were refused, and its neighbour was answered 503 for ever."""
-    question = AskJobs(cause="c", node="n1", epoch=0, targets=(target("v"),))
     backend = MemoryBackend(unknown=NoMemberError("no process of container c uses a GPU"))
     async with running(tmp_path, backend, MemoryCheck(health=health)) as stand:
-        await stand.worker.switch(switch(5, "v"))
-        (parked,) = (await stand.done("op-5")).park
+        (parked,) = (await stand.do(switch(5, "v"))).park
         assert (parked.outcome, parked.vram_bytes, parked.residue_bytes, parked.refused) == (outcome, 0, 0, False)
-        assert [seat.outcome for seat in (await stand.worker.ask(question)).seats] == [outcome]
+        assert (await stand.look("v")).outcome == outcome
     if outcome != "parked":
         return
     async with running(tmp_path, backend, MemoryCheck(health=health)) as stand:
-        assert [seat.outcome for seat in (await stand.worker.ask(question)).seats] == ["parked"], (
-            "the next one knows it"
-        )
+        assert (await stand.look("v")).outcome == "parked", "the next one knows it"
         backend.unknown = None
-        assert [seat.outcome for seat in (await stand.worker.ask(question)).seats] == ["active"], "it has loaded since"
+        assert (await stand.look("v")).outcome == "active", "it has loaded since"
         backend.unknown = NoMemberError("no process of container c uses a GPU")
-        await stand.worker.switch(switch(6, activate="v"))
-        comes = (await stand.done("op-6")).activate
-        assert comes is not None
-        assert comes.outcome == "active", "there is nothing to bring back"
+        assert (await stand.activate(6, "v")).outcome == "active", "there is nothing to bring back"
         assert stand.journal.parked == {}
 
 
@@ -504,12 +537,10 @@ async def test_a_seat_that_is_parked_again_keeps_its_proven_residue_also_after_a
     """Its second park frees nothing, so nothing can be measured."""
     async with running(tmp_path) as stand:
         stand.backend.keeps_bytes = 2
-        await stand.worker.switch(switch(1, park="v"))
-        await stand.done("op-1")
+        await stand.do(switch(1, park="v"))
     async with running(tmp_path) as again:
         await until(lambda: not again.worker.running, what="the end of a job whose last record was not on disk")
-        await again.worker.switch(switch(2, park="v"))
-        assert (await again.done("op-2")).park[0].residue_bytes == 2
+        assert (await again.do(switch(2, park="v"))).park[0].residue_bytes == 2
 
 
 async def test_a_park_that_a_crash_interrupted_is_replayed(tmp_path: Path) -> None:
@@ -526,12 +557,10 @@ async def test_a_park_that_a_crash_interrupted_is_replayed(tmp_path: Path) -> No
 
 async def test_processes_on_record_count_for_the_container_that_was_parked(tmp_path: Path) -> None:
     async with running(tmp_path) as stand:
-        await stand.worker.switch(switch(5, "v"))
-        await stand.done("op-5")
+        await stand.do(switch(5, "v"))
         stand.backend.done.clear()
 
-        await stand.worker.switch(switch(6, at=target("v", container="process://2")))
-        await stand.done("op-6")
+        await stand.do(switch(6, at=target("v", container="process://2")))
 
         assert stand.backend.done == ["discover v", "park v"]
 
@@ -567,16 +596,12 @@ async def test_a_process_that_a_restore_has_spent_is_ended_by_the_replay(tmp_pat
 async def test_a_seat_is_activated_and_undone_only_with_the_answers_of_its_first_park(tmp_path: Path) -> None:
     check = MemoryCheck()
     async with running(tmp_path, check=check) as stand:
-        await stand.worker.switch(switch(5, "w"))
-        await stand.done("op-5")
+        await stand.do(switch(5, "w"))
         stand.backend.outcomes["park v"] = "active"
-        await stand.worker.switch(switch(6, "v"))
-        assert (await stand.done("op-6")).park[0].outcome == "active"
-        await stand.worker.switch(switch(7, activate="w"))
-        status = (await stand.done("op-7")).activate
+        assert (await stand.do(switch(6, "v"))).park[0].outcome == "active"
+        status = await stand.activate(7, "w")
 
         assert check.asked == ["record w", "record v", "compare v with 1", "compare w with 1"]
-        assert status is not None
         assert status.outcome == "active"
         assert status.seconds["verify"] >= 0
 
@@ -588,8 +613,7 @@ async def test_a_seat_whose_engine_answers_wrongly_is_killed(
     seat = park or activate
     backend = MemoryBackend(outcomes={f"park {seat}": "active", f"kill {seat}": kill})
     async with running(tmp_path, backend, MemoryCheck("token 1 is another one")) as stand:
-        await stand.worker.switch(switch(5, park, activate))
-        status = await stand.done("op-5")
+        status = await stand.do(switch(5, park, activate))
         progress = status.park[0] if park else status.activate
 
         assert backend.done[-1] == f"kill {seat}"
@@ -605,12 +629,9 @@ async def test_a_seat_that_cannot_be_asked_serves_and_says_so_after_each_half(tm
             return seat.model_copy(update={"unverified": "GET /health: refused"})
 
     async with running(tmp_path, check=Unreached()) as stand:
-        await stand.worker.switch(switch(5, "w"))
-        parked = (await stand.done("op-5")).park[0]
-        await stand.worker.switch(switch(6, activate="w"))
-        active = (await stand.done("op-6")).activate
+        parked = (await stand.do(switch(5, "w"))).park[0]
+        active = await stand.activate(6, "w")
 
-        assert active is not None
         assert (parked.outcome, active.outcome) == ("parked", "active")
         assert parked.unverified == active.unverified == "GET /health: refused"
 
@@ -618,8 +639,7 @@ async def test_a_seat_that_cannot_be_asked_serves_and_says_so_after_each_half(tm
 async def test_a_seat_that_is_parked_by_restart_is_not_asked(tmp_path: Path) -> None:
     check = MemoryCheck()
     async with running(tmp_path, MemoryBackend(keeps_processes=False), check) as stand:
-        await stand.worker.switch(switch(5, "v"))
-        assert (await stand.done("op-5")).park[0].outcome == "parked"
+        assert (await stand.do(switch(5, "v"))).park[0].outcome == "parked"
         assert check.asked == []
 
 
@@ -648,8 +668,7 @@ async def test_what_a_container_takes_is_read_after_each_half(
     tmp_path: Path, weighs: int | None, reported: tuple[int, int]
 ) -> None:
     async with running(tmp_path, MemoryBackend(weighs=weighs)) as stand:
-        await stand.worker.switch(switch(5, "w", "v"))
-        status = await stand.done("op-5")
+        status = await stand.do(switch(5, "w", "v"))
         assert status.activate is not None
         assert (status.park[0].host_bytes, status.activate.host_bytes) == reported
 
@@ -661,20 +680,16 @@ async def test_a_seat_that_no_step_touched_is_not_asked(tmp_path: Path) -> None:
 
     check = MemoryCheck("the engine was never right")
     async with running(tmp_path, Refusing(), check) as stand:
-        await stand.worker.switch(switch(5, "v"))
-
-        assert (await stand.done("op-5")).park[0].outcome == "active"
+        assert (await stand.do(switch(5, "v"))).park[0].outcome == "active"
         assert check.asked == ["record v"]
 
 
 async def test_a_seat_whose_test_request_is_unanswered_is_not_parked_and_its_rehearsal_waits(tmp_path: Path) -> None:
     async with running(tmp_path, check=MemoryCheck(unanswered="not yet")) as stand:
-        await stand.worker.switch(switch(5, "v", "w"))
-        status = await stand.done("op-5")
+        status = await stand.do(switch(5, "v", "w"))
         assert (status.park[0].outcome, status.park[0].reason, status.park[0].failed) == ("active", "not yet", False)
         assert "park v" not in stand.backend.done
-        await stand.worker.switch(switch(6, "v", "v"))
-        assert (await stand.done("op-6")).park[0].outcome == "parked"
+        assert (await stand.do(switch(6, "v", "v"))).park[0].outcome == "parked"
 
 
 async def test_a_seat_may_be_parked_as_an_image_without_a_process(tmp_path: Path) -> None:
@@ -682,21 +697,16 @@ async def test_a_seat_may_be_parked_as_an_image_without_a_process(tmp_path: Path
     images = tmp_path / "images"
     images.mkdir()
     async with running(tmp_path, DiskBackend(images=images, living={"v"})) as stand:
-        await stand.worker.switch(switch(5, "v"))
-        assert (await stand.done("op-5")).park[0].outcome == "parked"
+        assert (await stand.do(switch(5, "v"))).park[0].outcome == "parked"
 
     async with running(tmp_path, DiskBackend(images=images)) as again:
         backend, files = again.backend, lambda: [one.name for one in images.iterdir()]
         assert isinstance(backend, DiskBackend)
-        reply = await again.worker.ask(AskJobs(cause="c", node="n1", epoch=6, targets=(target("v"),)))
-        assert ([one.outcome for one in reply.seats], backend.living, files()) == (["parked"], set(), ["v"])
+        assert ((await again.look("v")).outcome, backend.living, files()) == ("parked", set(), ["v"])
 
-        await again.worker.switch(switch(7, activate="v"))
-        active = (await again.done("op-7")).activate
-        assert (active and active.outcome, backend.living, files()) == ("active", {"v"}, [])
+        assert ((await again.activate(7, "v")).outcome, backend.living, files()) == ("active", {"v"}, [])
 
-        await again.worker.switch(switch(8, "v"))
-        await again.done("op-8")
+        await again.do(switch(8, "v"))
         await again.worker.release(ReleaseJob(cause="c", node="n1", epoch=9, target=target("v")))
         await until(lambda: backend.done[-1] == "kill v", what="the pod's seat is released")
         assert (backend.living, files()) == (set(), [])

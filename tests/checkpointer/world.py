@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs.build import build_stubs
@@ -169,10 +169,11 @@ class Node:
         """How a checkpointer of this node starts helpers."""
         if self.kind == "fake":
             return fake_helper_command(self.socket)
-        return ("/usr/bin/env", *self._settings, *HELPER)
+        return ("/usr/bin/env", *self.settings, *HELPER)
 
     @property
-    def _settings(self) -> list[str]:
+    def settings(self) -> list[str]:
+        """What leads a process to this machine through the stub libraries."""
         places = [f"LD_LIBRARY_PATH={self.stubs}", f"KYB_FAKE_DRIVER={self.socket}"]
         return [*places, f"KYB_STUB_CUDA_VERSION={self.cuda_version}"]
 
@@ -209,7 +210,7 @@ class Node:
             "CUDA_VISIBLE_DEVICES": ",".join(uuids),
             "KYB_GPU_SEAT": seat,
             "SPREAD": "1",
-            **dict(setting.split("=", 1) for setting in self._settings),
+            **dict(setting.split("=", 1) for setting in self.settings),
             **(environment or {}),
         }
         process = await asyncio.create_subprocess_exec(
@@ -256,6 +257,9 @@ class Node:
         return Path(f"/proc/{engine.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+N = TypeVar("N", bound=Node)
+
+
 def plain_environment() -> dict[str, str]:
     """This process' environment without settings of Kybernate."""
     return {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
@@ -266,29 +270,22 @@ async def node(
     kind: Kind = "fake",
     *,
     gpus: int = 2,
-    memory: str = "80GiB",
     speed: float = SPEED,
     options: tuple[str, ...] = (),
-) -> AsyncIterator[Node]:
+    made: type[N] = Node,  # type: ignore[assignment]
+) -> AsyncIterator[N]:
     """A node without a checkpointer. ``options``: further ones of the fake driver."""
     folder = Path(tempfile.mkdtemp(prefix="kyb-"))
-    machine = options if "--preset" in options else ("--gpus", str(gpus), "--memory", memory, *options)
-    command = (
-        "-m",
-        "kybernate.dev.fakes.gpu",
-        "--socket",
-        str(folder / "driver.sock"),
-        *machine,
-        "--speed",
-        str(speed),
-    )
+    machine = options if "--preset" in options else ("--gpus", str(gpus), "--memory", "80GiB", *options)
+    places = ("--socket", str(folder / "driver.sock"), "--speed", str(speed))
+    command = ("-m", "kybernate.dev.fakes.gpu", *machine, *places)
     stubs = None if kind == "fake" else await asyncio.to_thread(build_stubs)
     driver = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.DEVNULL)
     try:
         client = await FakeDriverClient.connect(folder / "driver.sock", wait_seconds=20)
         async with client:
             devices = (await client.call("devices"))["gpus"]
-            here = Node(folder, driver, client, tuple(gpu["uuid"] for gpu in devices), kind, stubs)
+            here = made(folder, driver, client, tuple(gpu["uuid"] for gpu in devices), kind, stubs)
             try:
                 yield here
             finally:
@@ -314,24 +311,11 @@ class Checkpointer:
         return await self.bus.request(job, JobReply, timeout=60)
 
     def switch(
-        self,
-        *,
-        park: tuple[SeatTarget, ...] = (),
-        activate: SeatTarget | None = None,
-        op: str | None = None,
-        epoch: int | None = None,
-        group: str = "G0",
+        self, *, park: tuple[SeatTarget, ...] = (), activate: SeatTarget | None = None, group: str = "G0"
     ) -> SwitchJob:
-        self.epoch = self.epoch + 1 if epoch is None else epoch
-        return SwitchJob(
-            cause="test",
-            node=NODE,
-            epoch=self.epoch,
-            op=op or f"op-{self.epoch}",
-            group=group,
-            park=park,
-            activate=activate,
-        )
+        self.epoch += 1
+        op = f"op-{self.epoch}"
+        return SwitchJob(cause="test", node=NODE, epoch=self.epoch, op=op, group=group, park=park, activate=activate)
 
     async def begin(self, **arguments: Any) -> str:
         """Send a switch that must be taken; returns its op."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.cuda import CudaResult, CudaState
-from tests.cuda.recorder import Recorder, needs_no_driver
+from tests.cuda.recorder import Recorder
 
 PRELUDE = """
 import json, sys
@@ -110,40 +110,6 @@ print(json.dumps(codes))
 """,
     )
     assert parsed(output) == [0]
-
-
-def test_a_library_without_the_api_still_says_its_version_and_then_what_it_lacks(tmp_path: Path) -> None:
-    old = Recorder.build(tmp_path / "lib", "-DOLD")
-    old.answer(cuDriverGetVersion="0 12040")
-    output = old.python(
-        PRELUDE
-        + """
-from kybernate.cuda.ctypes_api import CudaUnavailableError
-try:
-    cuda.lock(7)
-except CudaUnavailableError as error:
-    print(json.dumps([*cuda.driver_version(), str(error)]))
-""",
-    )
-    code, version, text = parsed(output)
-    assert (code, version) == (0, 12040)
-    assert "cuCheckpointProcessLock" in str(text)
-    assert "570 or newer" in str(text)
-
-
-@needs_no_driver
-def test_without_a_library_it_says_what_to_install(tmp_path: Path) -> None:
-    output = Recorder(tmp_path).python(
-        """
-        import json, sys
-        from kybernate.cuda.ctypes_api import CheckpointApi, CudaUnavailableError
-        try:
-            CheckpointApi()
-        except CudaUnavailableError as error:
-            print(json.dumps([str(error)]))
-        """,
-    )
-    assert "NVIDIA driver" in str(parsed(output)[0])
 
 
 def test_importing_the_package_loads_no_binding(recorder: Recorder) -> None:

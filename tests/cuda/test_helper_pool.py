@@ -76,7 +76,8 @@ async def test_a_helper_that_survives_its_simulated_kill_is_left_behind_and_says
     assert not list(tmp_path.iterdir())
 
 
-async def test_a_helper_exits_when_its_connection_closes_also_during_a_call(tmp_path: Path) -> None:
+async def test_a_helper_exits_with_its_connection_also_during_a_call_and_leaves_no_zombie(tmp_path: Path) -> None:
+    """What a killed checkpointer leaves behind: nothing that it does not end by itself."""
     async with pool_of(tmp_path, NoKill()) as pool:
         await pool.warm("G0")
         helper = helper_of(pool, "G0")
@@ -88,6 +89,8 @@ async def test_a_helper_exits_when_its_connection_closes_also_during_a_call(tmp_
             await asking
         async with asyncio.timeout(DEADLINE):
             await ended(helper.who)
+        await pool.close("G0")
+        await until(lambda: not Path(f"/proc/{helper.who.pid}").exists(), what="it was reaped")
 
 
 async def test_of_calls_that_are_sent_together_the_one_that_hangs_is_named(tmp_path: Path) -> None:
@@ -206,13 +209,6 @@ async def test_closing_waits_for_the_calls_that_were_there_before(tmp_path: Path
     assert not list(tmp_path.iterdir()), "no helper was forgotten"
 
 
-async def test_a_helper_that_ends_while_it_starts_is_a_dead_helper(tmp_path: Path) -> None:
-    async with HelperPool((sys.executable, "-c", ""), tmp_path) as pool:
-        with pytest.raises(HelperDiedError, match="ended"):
-            await pool.call("G0", "state", deadline=DEADLINE)
-    assert not list(tmp_path.iterdir())
-
-
 async def test_a_cancelled_call_takes_its_helper_with_it(tmp_path: Path) -> None:
     """The answer would come in the place of the next one's."""
     async with pool_of(tmp_path, NoKill()) as pool:
@@ -225,27 +221,6 @@ async def test_a_cancelled_call_takes_its_helper_with_it(tmp_path: Path) -> None
         assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
         assert helper_of(pool, "G0") is not first
         await until(lambda: first.ended, what="the first one is gone")
-
-
-async def test_the_note_says_whose_helper_it_is(tmp_path: Path) -> None:
-    async with pool_of(tmp_path, NoKill()) as pool:
-        await pool.warm("G7")
-        assert helper_of(pool, "G7").note.read_text() == "G7"
-        await pool.close("G7")
-        assert "G7" not in [note.read_text() for note in tmp_path.iterdir()]
-
-
-async def test_helpers_end_with_their_connection_also_during_a_call_and_leave_no_zombie(tmp_path: Path) -> None:
-    """What a killed checkpointer leaves behind: nothing that it does not end by itself."""
-    async with pool_of(tmp_path, NoKill()) as pool:
-        await pool.warm("G0")
-        helper = helper_of(pool, "G0")
-        helper.writer.write(b'{"id": 2, "verb": "hang"}\n')
-        await until(lambda: bool(pool._spares), what="the spare is there")
-        helper.writer.transport.abort()
-        await ended(helper.who)
-        await pool.close("G0")
-        await until(lambda: not Path(f"/proc/{helper.who.pid}").exists(), what="it was reaped")
 
 
 @pytest.mark.parametrize("left", ['{"id": 1, "ver', '{"id": 1, "verb": "state"}\n'], ids=["half a call", "no reader"])
@@ -266,12 +241,15 @@ def test_the_end_of_a_connection_is_no_error_of_a_helper(left: str, monkeypatch:
         assert exited.wait(20)
 
 
-@pytest.mark.parametrize(("sends", "died"), [("5 * 2**20 * '.'", "Separator|limit"), ("'half'", "ended during init")])
+@pytest.mark.parametrize(
+    ("sends", "died"), [("5 * 2**20 * '.'", "Separator|limit"), ("'half'", "ended during init"), ("''", "ended")]
+)
 async def test_a_helper_that_sends_no_line_or_too_much_is_a_dead_helper(tmp_path: Path, sends: str, died: str) -> None:
     code = f"import socket; socket.socket(fileno=0).sendall(({sends}).encode())"
     async with HelperPool((sys.executable, "-c", code), tmp_path) as pool:
         with pytest.raises(HelperDiedError, match=died):
             await pool.call("G0", "state", deadline=DEADLINE)
+    assert not list(tmp_path.iterdir())
 
 
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
