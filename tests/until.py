@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 TIME_FACTOR = float(os.environ.get("KYB_TEST_TIME_FACTOR", "1"))
@@ -60,6 +60,11 @@ def until_blocking(
             raise AssertionError(_failure(condition, what, seconds, value, saw))
         time.sleep(pause(time.monotonic() - began) if interval is None else interval)
     return value
+
+
+async def until_logged(logs: Iterable[Mapping[str, Any]], event: str) -> None:
+    """Wait until structlog's captured lines have this event."""
+    await until(lambda: any(line["event"] == event for line in logs), what=f"the log event {event}", saw=lambda: logs)
 
 
 def pause(waited: float) -> float:

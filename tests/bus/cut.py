@@ -118,12 +118,10 @@ class Servers:
         name = await asyncio.to_thread(read)
         return self.names.index(name) if name else None
 
-    async def server_of(self, name: str) -> int | None:
+    async def server_of(self, name: str) -> int:
         """Where a client is connected."""
-        for server in range(3):
-            if name in await self.clients(server):
-                return server
-        return None
+        (found,) = [server for server in range(3) if name in await self.clients(server)]
+        return found
 
 
 @asynccontextmanager

@@ -16,6 +16,7 @@ from kybernate.bus.nats_link import NatsLink, dial, forbidden
 from kybernate.bus.rights import Role
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
+from tests.bus.worlds import connected
 
 
 @dataclass
@@ -55,7 +56,8 @@ class Guarded:
         return Credentials(role, self.folder / f"{role}.nk", **more)
 
     def bus(self, role: Role) -> AbstractAsyncContextManager[NatsBus]:
-        return NatsBus(self.url, source="test", name="test", credentials=self.credentials(role)).opened()
+        """Connected."""
+        return connected(self.url, credentials=self.credentials(role))
 
     async def raw(self, role: Role) -> Raw:
         """The same connection for every question, since most tests ask one."""

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusError, Entry
 from kybernate.bus.setup import init, streams
 from kybernate.dev.nats_server import NatsServer, free_port
-from tests.bus.worlds import within
+from tests.bus.worlds import connected
 from tests.until import until
 
 
@@ -21,22 +20,9 @@ async def test_init_waits_for_a_cluster_and_keeps_what_one_server_loses(tmp_path
         found.add(free_port())
     ports, routes = sorted(found)[:3], sorted(found)[3:]
     urls = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
-    urls_of_routes = ",".join(f"nats://127.0.0.1:{port}" for port in routes)
-    servers = [
-        NatsServer(
-            tmp_path / f"nats-{n}",
-            ports[n],
-            arguments=(
-                "--cluster",
-                f"nats://127.0.0.1:{routes[n]}",
-                "--cluster_name",
-                "kyb",
-                "--routes",
-                urls_of_routes,
-            ),
-        )
-        for n in range(3)
-    ]
+    ways = [f"nats://127.0.0.1:{port}" for port in routes]
+    cluster = ("--cluster_name", "kyb", "--routes", ",".join(ways), "--cluster")
+    servers = [NatsServer(tmp_path / f"nats-{n}", ports[n], arguments=(*cluster, ways[n])) for n in range(3)]
     async with AsyncExitStack() as stack:
         making = asyncio.create_task(init(urls, 3, wait=45))  # no server runs yet
         for server in servers:
@@ -44,8 +30,7 @@ async def test_init_waits_for_a_cluster_and_keeps_what_one_server_loses(tmp_path
         assert set(await making) == {config.name for config in streams()}
         assert await init(urls, 3, wait=20) == ()
         assert await init(urls, wait=20) == (), "without a number of servers each stays on its three"
-        async with NatsBus(urls, source="test", name="test").opened() as bus:
-            await within(bus.until_connected())
+        async with connected(urls) as bus:
             bucket = await bus.bucket("kyb_seats")
             await bucket.put("n1.s1", b"1")
             await servers[0].kill()

@@ -24,7 +24,20 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState
-from tests.bus.worlds import MemoryWorld, NatsWorld, Pair, World, nats_world, pair_of, socket_pair, within
+from tests.bus.worlds import (
+    MemoryWorld,
+    NatsWorld,
+    Pair,
+    World,
+    activated,
+    changed,
+    epoch_of,
+    nats_world,
+    pair_of,
+    snapshot,
+    socket_pair,
+    within,
+)
 from tests.until import until
 
 SEATS = "kyb_seats"
@@ -52,10 +65,6 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield await stack.enter_async_context(pair_of(world))
 
 
-def activated(n: int) -> SeatActivated:
-    return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, epoch=n)
-
-
 async def stored(bus: Bus, message: Message) -> None:
     """Wait until the server has stored an event: nats-server does that a moment after it has passed it on."""
 
@@ -73,22 +82,11 @@ async def accept(_: Message) -> CommandReply:
     return CommandReply(accepted=True, op="op1")
 
 
-async def take(messages: AsyncIterator[Message], count: int) -> list[Message]:
-    return [await within(anext(messages)) for _ in range(count)]
-
-
-async def snapshot(entries: AsyncIterator[Entry | None]) -> list[Entry]:
-    found: list[Entry] = []
-    while (entry := await within(anext(entries))) is not None:
-        found.append(entry)
-    return found
-
-
 async def test_messages_arrive_in_the_order_in_which_they_were_sent(pair: Pair) -> None:
     async with pair.far.subscribe(TrafficSignal.pattern()) as got:
         for n in range(500):
             await pair.near.publish(signal(n))
-        messages = await take(got, 500)
+        messages = [await within(anext(got)) for _ in range(500)]
     assert [m.seq for m in messages if isinstance(m, TrafficSignal)] == list(range(500))
     assert messages[0] == signal(0).model_copy(update={"id": messages[0].id, "at": messages[0].at})
 
@@ -98,18 +96,16 @@ async def test_the_order_holds_between_kinds_of_one_subscription(pair: Pair) -> 
     async with pair.far.subscribe(*(kind.pattern() for kind in kinds)) as got:
         for n in range(300):
             await pair.near.publish(activated(n))  # not asked for
-            await pair.near.publish(
-                kinds[n * n % 3](cause="test", node="n1", seat="s1", state=SeatState.PARKING, epoch=n)
-            )
-        messages = await take(got, 300)
-    assert [m.epoch for m in messages if isinstance(m, SeatEvent)] == list(range(300))
+            kind = kinds[n * n % 3]
+            await pair.near.publish(kind(cause="test", node="n1", seat="s1", state=SeatState.PARKING, epoch=n))
+        assert [await epoch_of(got) for _ in range(300)] == list(range(300))
 
 
 async def test_overlapping_patterns_bring_a_message_once(pair: Pair) -> None:
     async with pair.far.subscribe(SeatEvent.pattern(), SeatActivated.pattern(seat="s1")) as got:
         await pair.near.publish(activated(1))
         await pair.near.publish(activated(2))
-        assert [m.epoch for m in await take(got, 2) if isinstance(m, SeatEvent)] == [1, 2]
+        assert [await epoch_of(got), await epoch_of(got)] == [1, 2]
 
 
 async def test_a_subscription_brings_nothing_from_before(pair: Pair) -> None:
@@ -118,9 +114,7 @@ async def test_a_subscription_brings_nothing_from_before(pair: Pair) -> None:
         await pair.near.request(ParkSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
     async with pair.far.subscribe(SeatEvent.pattern()) as got:
         await pair.near.publish(activated(2))
-        (message,) = await take(got, 1)
-    assert isinstance(message, SeatActivated)
-    assert message.epoch == 2
+        assert await epoch_of(got) == 2
 
 
 async def test_a_subscription_ends_with_its_context(pair: Pair) -> None:
@@ -135,18 +129,7 @@ async def test_a_message_that_cannot_be_read_is_skipped(pair: Pair) -> None:
         await pair.inject("kyb.v1.evt.n1.s1.activated", b'{"cause": "x"}')
         await pair.inject("kyb.v1.evt.n1.s1.unheard-of", b"{}")
         await pair.near.publish(activated(7))
-        (message,) = await take(got, 1)
-    assert isinstance(message, SeatActivated)
-    assert message.epoch == 7
-
-
-async def test_unknown_fields_are_ignored(pair: Pair) -> None:
-    body = activated(3).body()[:-1] + b',"from_the_future": 1}'
-    async with pair.far.subscribe(SeatEvent.pattern()) as got:
-        await pair.inject("kyb.v1.evt.n1.s1.activated", body)
-        (message,) = await take(got, 1)
-    assert isinstance(message, SeatActivated)
-    assert message.epoch == 3
+        assert await epoch_of(got) == 7
 
 
 async def test_a_request_is_answered_by_the_one_who_serves_it(pair: Pair) -> None:
@@ -176,20 +159,6 @@ async def test_a_handler_takes_one_request_at_a_time(pair: Pair) -> None:
     assert most == 1
 
 
-async def test_a_request_without_an_answer_in_time_has_an_unknown_outcome(pair: Pair) -> None:
-    asked = asyncio.Event()
-
-    async def never(_: Message) -> CommandReply:
-        asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    async with pair.far.serve(ActivateSeat.pattern(), never):
-        with pytest.raises(NoAnswerError, match="may have been done or not"):
-            await pair.near.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=0.2)
-    assert asked.is_set()
-
-
 async def test_a_late_answer_is_not_taken_for_that_of_the_next_request(pair: Pair) -> None:
     go_on = asyncio.Event()
 
@@ -198,7 +167,7 @@ async def test_a_late_answer_is_not_taken_for_that_of_the_next_request(pair: Pai
         return CommandReply(accepted=True, op=message.cause)
 
     async with pair.far.serve(ActivateSeat.pattern(), slow):
-        with pytest.raises(NoAnswerError):
+        with pytest.raises(NoAnswerError, match="may have been done or not"):
             await pair.near.request(ActivateSeat(cause="1", node="n1", seat="s1"), CommandReply, timeout=0.2)
         second = ActivateSeat(cause="2", node="n1", seat="s1")
         asking = asyncio.create_task(pair.near.request(second, CommandReply, timeout=60))
@@ -253,9 +222,7 @@ async def test_nothing_is_sent_later_after_an_outage(pair: Pair) -> None:
     async with far.subscribe(SeatEvent.pattern()) as got:
         near.on_change(changes.append)
         await pair.stop()
-        await until(
-            lambda: not near.connected and not far.connected, what="both ends notice that the connection is away"
-        )
+        await until(lambda: not near.connected and not far.connected, what="both ends notice it")
         for forbidden in (
             near.publish(activated(1)),
             near.request(ActivateSeat(cause="x", node="n1", seat="s1"), CommandReply, timeout=1),
@@ -265,12 +232,8 @@ async def test_nothing_is_sent_later_after_an_outage(pair: Pair) -> None:
         await pair.start()
         await until(lambda: near.connected and far.connected, what="both ends have each other again")
         await near.publish(activated(2))
-        (message,) = await take(got, 1)
-        assert isinstance(message, SeatActivated)
-        assert message.epoch == 2
-        await until(
-            lambda: changes == [False, True], what="the client reports that it is away and back", saw=lambda: changes
-        )
+        assert await epoch_of(got) == 2
+        await until(lambda: changes == [False, True], what="the client reports that it is away and back")
 
 
 async def test_nothing_is_written_later_after_an_outage(world: World) -> None:
@@ -311,7 +274,7 @@ async def test_what_was_entered_during_an_outage_is_in_force_after_it(pair: Pair
         await pair.start()
         await until(lambda: pair.far.connected and pair.near.connected, what="both ends have each other again")
         await pair.near.publish(activated(5))
-        await take(got, 1)
+        assert await epoch_of(got) == 5
         await pair.near.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
 
 
@@ -373,30 +336,13 @@ async def test_after_a_reconnect_a_watch_gives_the_whole_snapshot_again(world: W
             again = await snapshot(entries)
             assert [(e.key, e.value) for e in again] == [("n1.s1", b"1"), ("n1.s2", b"2")]
             await bucket.put("n1.s3", b"3")
-            entry = await within(anext(entries))
-            assert entry is not None
-            assert entry.key == "n1.s3"
+            assert (await changed(entries)).key == "n1.s3"
 
 
 async def test_a_missing_bucket_says_what_to_run(world: World) -> None:
     async with world.client() as bus:
         with pytest.raises(NotSetUpError, match="kyb bus init"):
             await bus.bucket("kyb_nothing")
-
-
-async def test_events_are_replayed_from_a_time_on(world: World) -> None:
-    async with world.client() as bus:
-        first, second = activated(1), activated(2)
-        await bus.publish(first)
-        await stored(bus, first)
-        await asyncio.sleep(0.05)
-        between = time.time()
-        await asyncio.sleep(0.05)
-        late = second.model_copy(update={"at": time.time()})
-        await bus.publish(late)
-        await stored(bus, late)
-        assert [m async for m in bus.replay(since=between)] == [late]
-        assert [m async for m in bus.replay(since=between - 600)] == [first, late]
 
 
 async def test_events_are_replayed_after_an_id(world: World) -> None:
@@ -416,10 +362,14 @@ async def test_events_are_replayed_after_an_id(world: World) -> None:
 
 async def test_events_are_replayed_since_a_time_and_of_one_kind(world: World) -> None:
     async with world.client() as bus:
-        await bus.publish(activated(1))
-        decided = GroupDecided(cause="c", node="n1", group="G0", decision="stay")
-        await bus.publish(decided)
+        await bus.publish(first := activated(1))
+        await stored(bus, first)
+        await asyncio.sleep(0.05)
+        between = time.time()
+        await asyncio.sleep(0.05)
+        await bus.publish(decided := GroupDecided(cause="c", node="n1", group="G0", decision="stay"))
         await stored(bus, decided)
+        assert [m async for m in bus.replay(since=between)] == [decided]
         assert [type(m) async for m in bus.replay(since=time.time() - 60)] == [SeatActivated, GroupDecided]
         assert [type(m) async for m in bus.replay(since=1.0, pattern=GroupDecided.pattern())] == [GroupDecided]
         assert [m async for m in bus.replay(since=time.time() + 60)] == []
@@ -461,8 +411,7 @@ async def test_losing_the_disk_loses_history_and_no_seats(world: World) -> None:
                 await world.init()
             assert [(e.key, e.value) for e in await snapshot(entries)] == [("n1.s1", None)]
             await bucket.put("n1.s1", b"2")
-            entry = await within(anext(entries))
-            assert entry is not None
+            entry = await changed(entries)
             assert (entry.key, entry.value) == ("n1.s1", b"2")
         assert [m async for m in bus.replay()] == []
         again = activated(2)

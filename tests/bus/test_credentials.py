@@ -24,8 +24,8 @@ from kybernate.dev.nats_server import NatsServer, find_server
 from kybernate.messages import SeatActivated
 from kybernate.seat import SeatState
 from kybernate.settings import NodeSettings, Settings
-from tests.bus.guarded import certificates, guarded
-from tests.bus.worlds import within
+from tests.bus.guarded import guarded
+from tests.bus.worlds import connected, within
 from tests.until import until
 
 SEED = new_seed()
@@ -99,46 +99,30 @@ async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> No
         mine.write_text((world.folder / "router.nk").read_text())
         who = Credentials(Role.ROUTER, mine)
         with structlog.testing.capture_logs() as logs:
-            async with NatsBus(world.url, source="test", name="test", credentials=who).opened() as bus:
-                await within(bus.until_connected())
+
+            def logged(text: str) -> str:
+                return next((str(line["error"]) for line in logs if text in str(line.get("error"))), "")
+
+            async with connected(world.url, credentials=who) as bus:
                 watching = asyncio.create_task(bus.closed())
                 write(world.folder, Role.ROUTER)
                 os.kill(world.server.pid, signal.SIGHUP)
-                await until(
-                    lambda: any("refused the key" in str(line.get("error")) for line in logs),
-                    what="a log line: the server refused the key",
-                    timeout=30,
-                )
+                await until(lambda: logged("refused the key"), what="the server refused the key")
                 assert not bus.connected
                 assert not watching.done()
-                await until(
-                    lambda: world.server.log.read_text().count("authentication error") > 3,
-                    what="four refused connections",
-                    timeout=30,
-                )
+                refused = world.server.log.read_text
+                await until(lambda: refused().count("authentication error") > 3, what="four refused connections")
                 errors = [line["error"] for line in logs if line["event"] == "bus.error"]
                 assert len(errors) == len(set(errors)), "a repeated error is logged once"
                 mine.unlink()
-                await until(
-                    lambda: any("No such file" in str(line.get("error")) for line in logs),
-                    what="a log line: the key file is missing",
-                    timeout=30,
-                )
+                await until(lambda: logged("No such file"), what="the key file is missing")
                 mine.write_text((world.folder / "router.nk").read_text())
                 await within(bus.until_connected(), 30)
                 watching.cancel()
-        text = next(str(line["error"]) for line in logs if "refused the key" in str(line.get("error")))
-        assert f"role router in {mine}" in text
-        assert "kyb bus keys" in text
+        assert f"role router in {mine}" in logged("refused the key")
+        assert "kyb bus keys" in logged("refused the key")
         assert not any(file.read_text().strip() in str(logs) for file in world.folder.glob("*.nk"))
     assert not any(file.read_text().strip() in world.server.log.read_text() for file in world.folder.glob("*.nk"))
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pki")
-    certificates(folder)
-    return folder
 
 
 @pytest.fixture
@@ -152,8 +136,7 @@ async def tls_server(tmp_path: Path, pki: Path) -> AsyncIterator[NatsServer]:
 async def test_both_ends_of_tls_are_verified(tls_server: NatsServer, pki: Path) -> None:
     whole = Credentials("init", None, pki / "ca.crt", pki / "client.crt")
     assert await init(tls_server.url, credentials=whole)
-    async with NatsBus(tls_server.url, source="test", name="test", credentials=whole).opened() as bus:
-        await within(bus.until_connected())
+    async with connected(tls_server.url, credentials=whole) as bus:
         await bus.publish(SeatActivated(cause="c", node="n", seat="s", state=SeatState.ACTIVE))
         await bus.flush()
     stranger = Credentials("init", None, pki / "other.crt", pki / "client.crt")
@@ -222,7 +205,6 @@ def test_nats_has_no_limit_of_connections_for_a_key(tmp_path: Path) -> None:
 
 async def test_a_key_that_takes_all_connections_cuts_no_service_and_delays_one_that_starts(tmp_path: Path) -> None:
     async with guarded(tmp_path) as world, world.bus(Role.ROUTER) as before:
-        await before.until_connected()
         config = tmp_path / "nats.conf"
         config.write_text(f"{config.read_text()}max_connections: 8\n")
         os.kill(world.server.pid, signal.SIGHUP)
@@ -243,7 +225,8 @@ async def test_a_key_that_takes_all_connections_cuts_no_service_and_delays_one_t
         assert len(taken) < 8
         with pytest.raises(BusDownError):
             await init(world.url, credentials=world.credentials(Role.INIT))
-        async with world.bus(Role.MANAGER) as late:
+        who = world.credentials(Role.MANAGER)
+        async with NatsBus(world.url, source="test", name="test", credentials=who).opened() as late:
             await before.flush()
             assert before.connected
             assert not late.connected

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,17 +22,11 @@ from services.console import __main__ as console
 from services.console.settings import ConsoleSettings
 from services.router import __main__ as router
 from services.router.settings import RouterSettings
-from tests.bus.cut import Servers, three_servers
-from tests.bus.worlds import within
+from tests.bus.cut import three_servers
+from tests.bus.worlds import connected
 from tests.until import until
 
 STREAM = f"KV_{BUCKET}"
-
-
-async def server_of(servers: Servers, name: str) -> int:
-    found = await servers.server_of(name)
-    assert found is not None
-    return found
 
 
 def cut_off(logs: list[Any]) -> list[Any]:
@@ -49,23 +42,23 @@ async def written(bus: NatsBus) -> bool:
 
 @pytest.mark.timeout(180)
 async def test_a_server_that_does_not_reach_the_rosters_leader_is_left_for_one_that_does(tmp_path: Path) -> None:
-    async with three_servers(tmp_path) as servers:
-        url = ",".join(servers.urls)
-        async with NatsBus(url, source="test", name="mover", follows=BUCKET).opened() as bus:
-            await within(bus.until_connected())
-            before = await server_of(servers, "mover")
-            with structlog.testing.capture_logs() as logs:
-                servers.isolate(before)
+    async with (
+        three_servers(tmp_path) as servers,
+        connected(",".join(servers.urls), name="mover", follows=BUCKET) as bus,
+    ):
+        before = await servers.server_of("mover")
+        with structlog.testing.capture_logs() as logs:
+            servers.isolate(before)
 
-                def left() -> list[Any]:
-                    return [line for line in cut_off(logs) if line["next"]]
+            def left() -> list[Any]:
+                return [line for line in cut_off(logs) if line["next"]]
 
-                await until(left, what="it leaves the server", timeout=30)
-            # The server that was cut off may have led: then the others elect another leader first.
-            await until(lambda: written(bus), what="the roster can be written there", timeout=40, interval=0.2)
-            (line,) = left()
-            assert line["server"] == servers.names[before]
-            assert line["next"] in {*servers.names} - {servers.names[before]}
+            await until(left, what="it leaves the server", timeout=30)
+        # The server that was cut off may have led: then the others elect another leader first.
+        await until(lambda: written(bus), what="the roster can be written there", timeout=40, interval=0.2)
+        (line,) = left()
+        assert line["server"] == servers.names[before]
+        assert line["next"] in {*servers.names} - {servers.names[before]}
 
 
 class Played:
@@ -163,11 +156,7 @@ async def test_what_reads_the_roster_leaves_such_a_server(
 
 @pytest.mark.timeout(180)
 async def test_without_another_server_it_stays_and_says_so(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        servers = await stack.enter_async_context(three_servers(tmp_path))
-        bus = NatsBus(servers.urls[1], source="test", name="stays", follows=BUCKET)
-        await stack.enter_async_context(bus.opened())
-        await within(bus.until_connected())
+    async with three_servers(tmp_path) as servers, connected(servers.urls[1], follows=BUCKET) as bus:
         losses: list[bool] = []
         bus.on_change(losses.append)
         with structlog.testing.capture_logs() as logs:

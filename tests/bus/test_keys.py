@@ -15,7 +15,6 @@ from kybernate.bus.rights import Role
 from kybernate.cli import main
 from kybernate.dev.nats_server import find_server
 from tests.bus.api_server import ApiServer, api_server
-from tests.bus.guarded import certificates
 
 Kyb = Callable[..., Awaitable[tuple[int, str, str]]]
 
@@ -114,13 +113,6 @@ def test_the_server_takes_the_configuration_of_the_docs(pki: Path) -> None:
 
 
 # --- Secrets ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pki")
-    certificates(folder)
-    return folder
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Buckets larger than what one message of JetStream, a server's buffer or a reader's queue holds."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
@@ -11,22 +9,11 @@ from kybernate.bus import nats_bucket
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_bucket import Run
 from kybernate.bus.port import NotSetUpError
-from kybernate.bus.setup import init
-from kybernate.dev.nats_server import NatsServer
-from tests.bus.worlds import within
+from tests.bus.worlds import changed, snapshot, within
 
 ROOT, STREAM = "$KV.kyb_seats.", "KV_kyb_seats"
 MORE_THAN_AN_ANSWER = 100_100
 """nats-server names 100,000 subjects in an answer."""
-
-
-@pytest.fixture
-async def bus(tmp_path: Path) -> AsyncIterator[NatsBus]:
-    async with NatsServer(tmp_path / "nats") as server:
-        await init(server.url)
-        async with NatsBus(server.url, source="test", name="test").opened() as bus:
-            await within(bus.until_connected())
-            yield bus
 
 
 async def write(bus: NatsBus, keys: list[str], value: bytes) -> None:
@@ -41,15 +28,6 @@ async def write(bus: NatsBus, keys: list[str], value: bytes) -> None:
             await asyncio.sleep(0.05)
 
 
-async def snapshot(entries: AsyncIterator[nats_bucket.Entry | None], pause: float = 0.0) -> list[str]:
-    keys = []
-    while (entry := await within(anext(entries), 30)) is not None:
-        keys.append(entry.key)
-        if pause:
-            await asyncio.sleep(pause)
-    return keys
-
-
 async def test_the_server_sends_no_more_than_the_reader_takes_and_closes_no_connection(bus: NatsBus) -> None:
     """Without flow control the server closes a connection on which 64 MiB wait, again after each connection."""
     keys = [f"n1.s{number}" for number in range(100)]
@@ -61,11 +39,9 @@ async def test_the_server_sends_no_more_than_the_reader_takes_and_closes_no_conn
         await asyncio.wait((reading, lost), return_when=asyncio.FIRST_COMPLETED)
         assert reading.done(), "the server closed the connection"
         lost.cancel()
-        assert sorted(reading.result()) == sorted(keys)
+        assert sorted(entry.key for entry in reading.result()) == sorted(keys)
         await bucket.put("n1.later", b"1")
-        entry = await within(anext(entries))
-        assert entry is not None
-        assert entry.key == "n1.later"
+        assert (await changed(entries)).key == "n1.later"
     assert len(await bucket.entries()) == len(keys) + 1
     assert bus.link is link
 
@@ -77,7 +53,7 @@ async def test_a_reader_that_takes_one_entry_at_a_time_gets_all(bus: NatsBus, mo
     bucket = await bus.bucket("kyb_seats")
     async with bucket.watch() as entries:
         await asyncio.sleep(0.3)  # all of them arrive, four may wait
-        assert sorted(await snapshot(entries)) == sorted(keys)
+        assert sorted(entry.key for entry in await snapshot(entries)) == sorted(keys)
 
 
 async def test_a_bucket_with_more_keys_than_an_answer_names_is_read_whole(bus: NatsBus) -> None:

@@ -10,28 +10,26 @@ from pathlib import Path
 import nats
 import pytest
 import structlog
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from kybernate.bus import nats_bucket
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_link import LEADER_SECONDS
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
-from kybernate.bus.setup import init, streams
+from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import ActivateSeat, AskJobs, CommandReply, JobReply, SeatActivated, SeatEvent, TrafficSignal
-from kybernate.seat import SeatState
-from tests.bus.worlds import within
+from tests.bus.worlds import activated, changed, connected, epoch_of, snapshot, within
 from tests.until import until
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    async with NatsServer(tmp_path / "nats") as running:
-        yield running
-
-
-def activated(n: int) -> SeatActivated:
-    return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, epoch=n)
+async def raw(server: NatsServer) -> AsyncIterator[Client]:
+    """A client without our code."""
+    client = await nats.connect(server.url)
+    yield client
+    await client.close()
 
 
 async def test_a_bus_may_be_opened_before_its_server_is_there(tmp_path: Path) -> None:
@@ -49,35 +47,28 @@ async def test_a_bus_may_be_opened_before_its_server_is_there(tmp_path: Path) ->
         try:
             await within(bus.until_connected())
             await bus.publish(activated(2))
-            message = await within(anext(got))
+            assert await epoch_of(got) == 2
         finally:
             await server.stop()
-    assert isinstance(message, SeatActivated)
-    assert message.epoch == 2
 
 
-async def test_many_restarts_lose_no_subscription(server: NatsServer) -> None:
-    async with (
-        NatsBus(server.url, source="test", name="test").opened() as bus,
-        bus.subscribe(SeatEvent.pattern()) as got,
-    ):
+async def test_many_restarts_lose_no_subscription(server: NatsServer, bus: NatsBus) -> None:
+    async with bus.subscribe(SeatEvent.pattern()) as got:
         for n in range(5):
             await within(bus.until_connected())
             await bus.publish(activated(n))
-            message = await within(anext(got))
-            assert isinstance(message, SeatActivated)
-            assert message.epoch == n
+            assert await epoch_of(got) == n
             await server.kill()
             await until(lambda: not bus.connected, what="the client bus notices that the server is away")
             await server.start()
 
 
-async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsServer) -> None:
+async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsServer, bus: NatsBus) -> None:
     """Whatever the moment of the loss: publish returns or raises BusDownError, and no message arrives late."""
     arrived: list[int] = []
     refused: set[int] = set()
 
-    async def write(bus: NatsBus) -> None:
+    async def write() -> None:
         for n in range(100_000):
             try:
                 await bus.publish(activated(n))
@@ -90,26 +81,15 @@ async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsSer
             assert isinstance(message, SeatActivated)
             arrived.append(message.epoch)
 
-    async with (
-        NatsBus(server.url, source="test", name="writer").opened() as writer,
-        NatsBus(server.url, source="test", name="reader").opened() as reader,
-        reader.subscribe(SeatEvent.pattern()) as got,
-    ):
-        await within(writer.until_connected())
-        await within(reader.until_connected())
-        tasks = [asyncio.create_task(write(writer)), asyncio.create_task(gather(got))]
-        for _ in range(3):
+    async with connected(server.url) as reader, reader.subscribe(SeatEvent.pattern()) as got:
+        tasks = [asyncio.create_task(write()), asyncio.create_task(gather(got))]
+        for restarts in range(4):
             count = len(arrived)
-            await until(
-                lambda count=count: len(arrived) > count + 20,
-                what="twenty more messages arrive",
-                saw=lambda: len(arrived),
-            )  # type: ignore[misc]
-            await server.kill()
-            await until(lambda: not writer.connected, what="the client writer notices that the server is away")
-            await server.start()
-        count = len(arrived)
-        await until(lambda: len(arrived) > count + 20, what="twenty more messages arrive", saw=lambda: len(arrived))
+            await until(lambda: len(arrived) > count + 20, what="twenty more messages arrive")  # noqa: B023
+            if restarts < 3:
+                await server.kill()
+                await until(lambda: not bus.connected, what="the writer notices that the server is away")
+                await server.start()
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -118,13 +98,9 @@ async def test_publishing_through_a_restart_ends_in_sent_or_down(server: NatsSer
     assert not refused & set(arrived)
 
 
-async def test_a_flush_given_up_leaves_the_connection_alive(server: NatsServer) -> None:
+async def test_a_flush_given_up_leaves_the_connection_alive(bus: NatsBus) -> None:
     """nats-py's own flush, cancelled, ends its reading task: the connection stays open and hears nothing more."""
-    async with (
-        NatsBus(server.url, source="test", name="test").opened() as bus,
-        bus.subscribe(SeatEvent.pattern()) as got,
-    ):
-        await within(bus.until_connected())
+    async with bus.subscribe(SeatEvent.pattern()) as got:
         for n in range(20):
             flush = asyncio.create_task(bus.flush())
             await asyncio.sleep(0)
@@ -132,28 +108,19 @@ async def test_a_flush_given_up_leaves_the_connection_alive(server: NatsServer) 
             with pytest.raises(BusError):
                 await bus.flush(0.0)
             await bus.publish(activated(n))
-            message = await within(anext(got), 2)
-            assert isinstance(message, SeatActivated)
-            assert message.epoch == n
+            assert await epoch_of(got) == n
 
 
-async def test_flush_returns_after_everything_published(server: NatsServer) -> None:
+async def test_flush_returns_after_everything_published(server: NatsServer, bus: NatsBus) -> None:
     """Another client that subscribes after the flush gets nothing of it."""
-    async with (
-        NatsBus(server.url, source="test", name="writer").opened() as writer,
-        NatsBus(server.url, source="test", name="reader").opened() as reader,
-    ):
-        await within(writer.until_connected())
-        await within(reader.until_connected())
+    async with connected(server.url) as reader:
         for n in range(50):
             for _ in range(20):
-                await writer.publish(activated(0))
-            await writer.flush()
+                await bus.publish(activated(0))
+            await bus.flush()
             async with reader.subscribe(SeatEvent.pattern()) as got:
-                await writer.publish(activated(n + 1))
-                message = await within(anext(got))
-                assert isinstance(message, SeatActivated)
-                assert message.epoch == n + 1
+                await bus.publish(activated(n + 1))
+                assert await epoch_of(got) == n + 1
 
 
 async def test_two_servers_are_two_buses(server: NatsServer, tmp_path: Path) -> None:
@@ -162,42 +129,35 @@ async def test_two_servers_are_two_buses(server: NatsServer, tmp_path: Path) -> 
 
     async with (
         NatsServer(tmp_path / "node") as node_server,
-        NatsBus(server.url, source="test", name="cluster").opened() as cluster,
-        NatsBus(node_server.url, source="test", name="node").opened() as node,
+        connected(server.url) as cluster,
+        connected(node_server.url) as node,
         cluster.subscribe(SeatEvent.pattern()) as on_cluster,
         node.subscribe(SeatEvent.pattern()) as on_node,
         node.serve(AskJobs.pattern(node="n1"), accept),
     ):
-        await within(cluster.until_connected())
-        await within(node.until_connected())
         question = AskJobs(cause="test", node="n1", epoch=0)
         assert (await node.request(question, JobReply, timeout=5)).accepted
         with pytest.raises(BusError, match="no service handles"):
             await cluster.request(question, JobReply, timeout=5)
         await cluster.publish(activated(1))
         await node.publish(activated(2))
-        assert (await within(anext(on_cluster))).epoch == 1  # type: ignore[attr-defined]
-        assert (await within(anext(on_node))).epoch == 2  # type: ignore[attr-defined]
+        assert (await epoch_of(on_cluster), await epoch_of(on_node)) == (1, 2)
         await server.kill()
         await until(lambda: not cluster.connected, what="the client cluster notices that the server is away")
         assert (await node.request(question, JobReply, timeout=5)).accepted
 
 
-async def test_events_are_cloud_events_and_signals_are_plain(server: NatsServer) -> None:
+async def test_events_are_cloud_events_and_signals_are_plain(bus: NatsBus, raw: Client) -> None:
     got: asyncio.Queue[Msg] = asyncio.Queue()
-    raw = await nats.connect(server.url)
     await raw.subscribe("kyb.v1.>", cb=got.put)
     await raw.flush()
     event = activated(3)
-    async with NatsBus(server.url, source="kyb/test/t0", name="test").opened() as bus:
-        await within(bus.until_connected())
-        await bus.publish(event)
-        await bus.publish(TrafficSignal(cause="c", source="r", model="m"))
-        first, second = await within(got.get()), await within(got.get())
-    await raw.close()
+    await bus.publish(event)
+    await bus.publish(TrafficSignal(cause="c", source="r", model="m"))
+    first, second = await within(got.get()), await within(got.get())
     assert first.headers is not None
     assert first.headers["ce-type"] == "ai.kyb.v1.seat-activated"
-    assert first.headers["ce-source"] == "kyb/test/t0"
+    assert first.headers["ce-source"] == "test"
     assert first.headers["Nats-Msg-Id"] == first.headers["ce-id"] == event.id
     assert second.subject == "kyb.v1.sig.r.m"
     assert not second.headers
@@ -212,103 +172,51 @@ async def test_refused_credentials_end_the_bus(tmp_path: Path) -> None:
             assert "wrong" not in str(caught.value)
             with pytest.raises(BusDownError):
                 await bus.publish(activated(1))
-        async with NatsBus(f"nats://kyb:right@{place}", source="test", name="test").opened() as bus:
-            await within(bus.until_connected())
+        async with connected(f"nats://kyb:right@{place}"):
+            pass
 
 
 async def test_a_watch_that_missed_a_change_is_found_and_healed(
-    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    server: NatsServer, raw: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nats_bucket, "COMPARE_SECONDS", 0.1)
     await init(server.url)
-    raw = await nats.connect(server.url)
     js = raw.jetstream()
     with structlog.testing.capture_logs() as logs:
-        async with NatsBus(server.url, source="test", name="test").opened() as bus:
-            await within(bus.until_connected())
+        async with connected(server.url) as bus:
             bucket = await bus.bucket("kyb_seats")
             async with bucket.watch() as entries:
-                assert await within(anext(entries)) is None
+                assert await snapshot(entries) == []
                 # A paused consumer still sends heartbeats: the watch cannot know that it is deaf.
                 (consumer,) = await js.consumers_info("KV_kyb_seats")
-                until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
-                await js.pause_consumer("KV_kyb_seats", consumer.name, until.isoformat())
+                end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
+                await js.pause_consumer("KV_kyb_seats", consumer.name, end.isoformat())
                 await bucket.put("n1.s1", b"1")
-                entry = await within(anext(entries))
-                assert entry is not None
-                assert entry.key == "n1.s1"
-    await raw.close()
+                assert (await changed(entries)).key == "n1.s1"
     assert [log["keys"] for log in logs if log["event"] == "watch.differs"] == [["n1.s1"]]
 
 
-async def test_a_watch_whose_consumer_is_removed_goes_on(server: NatsServer) -> None:
-    await init(server.url)
-    raw = await nats.connect(server.url)
-    js = raw.jetstream()
-    async with NatsBus(server.url, source="test", name="test").opened() as bus:
-        await within(bus.until_connected())
-        bucket = await bus.bucket("kyb_seats")
-        async with bucket.watch() as entries:
-            assert await within(anext(entries)) is None
-            (consumer,) = await js.consumers_info("KV_kyb_seats")
-            await js.delete_consumer("KV_kyb_seats", consumer.name)
-            await bucket.put("n1.s1", b"1")
-            entry = await within(anext(entries))
-            assert entry is not None
-            assert entry.key == "n1.s1"
-        assert await js.consumers_info("KV_kyb_seats") == []
-    await raw.close()
+async def test_a_watch_whose_consumer_is_removed_goes_on(bus: NatsBus, raw: Client) -> None:
+    js, bucket = raw.jetstream(), await bus.bucket("kyb_seats")
+    async with bucket.watch() as entries:
+        assert await snapshot(entries) == []
+        (consumer,) = await js.consumers_info("KV_kyb_seats")
+        await js.delete_consumer("KV_kyb_seats", consumer.name)
+        await bucket.put("n1.s1", b"1")
+        assert (await changed(entries)).key == "n1.s1"
+    assert await js.consumers_info("KV_kyb_seats") == []
 
 
-async def test_a_row_waits_for_its_leader_as_long_as_a_leader_counts_as_one(server: NatsServer) -> None:
+async def test_a_row_waits_for_its_leader_as_long_as_a_leader_counts_as_one(server: NatsServer, bus: NatsBus) -> None:
     """One that an election loses is never answered, and a drain waits for it: it took 5 s."""
-    await init(server.url)
-    async with NatsBus(server.url, source="test", name="test").opened() as bus:
-        await within(bus.until_connected())
-        bucket = await bus.bucket("kyb_seats")
-        os.kill(server.pid, signal.SIGSTOP)
-        threads = Path(f"/proc/{server.pid}/task")
-        try:
-            await until(
-                lambda: all(") T " in (one / "stat").read_text() for one in threads.iterdir()), what="it stands still"
-            )
-            with pytest.raises(NoAnswerError, match=f"no answer within {LEADER_SECONDS:g} s"):
-                await within(bucket.put("n1.s1", b"1"))
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-
-
-async def test_a_large_bucket_comes_whole(server: NatsServer) -> None:
-    await init(server.url)
-    async with NatsBus(server.url, source="test", name="test").opened() as bus:
-        await within(bus.until_connected())
-        bucket = await bus.bucket("kyb_seats")
-        await asyncio.gather(*(bucket.put(f"n{n % 10}.s{n}", b"x" * 500) for n in range(1500)))
-        assert len(await bucket.entries()) == 1500
-        assert len(await bucket.entries("n3")) == 150
-        async with bucket.watch() as entries:
-            keys = set()
-            while (entry := await within(anext(entries))) is not None:
-                keys.add(entry.key)
-        assert len(keys) == 1500
-
-
-async def test_init_may_run_again_and_changes_nothing(server: NatsServer) -> None:
-    assert set(await init(server.url)) == {config.name for config in streams()}
-    async with NatsBus(server.url, source="test", name="test").opened() as bus:
-        await within(bus.until_connected())
-        await (await bus.bucket("kyb_seats")).put("n1.s1", b"1")
-        assert await init(server.url) == ()
-        assert len(await (await bus.bucket("kyb_seats")).entries()) == 1
-
-
-async def test_init_brings_an_older_stream_up_to_date(server: NatsServer) -> None:
-    raw = await nats.connect(server.url)
-    await raw.jetstream().add_stream(name="KYB_EVENTS", subjects=["kyb.v1.evt.>"], max_age=60)
-    assert "KYB_EVENTS" in await init(server.url)
-    info = await raw.jetstream().stream_info("KYB_EVENTS")
-    await raw.close()
-    assert info.config.max_age == 7 * 86_400
+    bucket, threads = await bus.bucket("kyb_seats"), Path(f"/proc/{server.pid}/task")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: all(") T " in (one / "stat").read_text() for one in threads.iterdir()), what="it is still")
+        with pytest.raises(NoAnswerError, match=f"no answer within {LEADER_SECONDS:g} s"):
+            await within(bucket.put("n1.s1", b"1"))
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 async def test_init_says_that_no_server_answers(server: NatsServer) -> None:
@@ -317,27 +225,21 @@ async def test_init_says_that_no_server_answers(server: NatsServer) -> None:
         await init(server.url)
 
 
-async def test_the_answer_of_another_version_may_have_more_fields(server: NatsServer) -> None:
-    raw = await nats.connect(server.url)
-
+async def test_the_answer_of_another_version_may_have_more_fields(bus: NatsBus, raw: Client) -> None:
     async def reply(msg: Msg) -> None:
         await msg.respond(b'{"accepted": true, "later": 1}' if b'"s1"' in msg.data else b"nonsense")
 
     await raw.subscribe("kyb.v1.cmd.>", cb=reply)
     await raw.flush()
-    async with NatsBus(server.url, source="test", name="test").opened() as bus:
-        await within(bus.until_connected())
-        assert (await bus.request(ActivateSeat(cause="c", node="n", seat="s1"), CommandReply, timeout=5)).accepted
-        with pytest.raises(BusError, match="is no CommandReply"):
-            await bus.request(ActivateSeat(cause="c", node="n", seat="s2"), CommandReply, timeout=5)
-    await raw.close()
+    assert (await bus.request(ActivateSeat(cause="c", node="n", seat="s1"), CommandReply, timeout=5)).accepted
+    with pytest.raises(BusError, match="is no CommandReply"):
+        await bus.request(ActivateSeat(cause="c", node="n", seat="s2"), CommandReply, timeout=5)
 
 
 async def test_a_read_that_loses_its_server_half_way_is_a_bus_error(
-    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+    server: NatsServer, bus: NatsBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Services go on after a BusError; anything else ends them."""
-    await init(server.url)
     asked = asyncio.Event()
 
     async def swallow(self: object, msg: Msg) -> None:
@@ -345,12 +247,10 @@ async def test_a_read_that_loses_its_server_half_way_is_a_bus_error(
         asked.set()
 
     monkeypatch.setattr(nats_bucket.Run, "receive", swallow)
-    async with NatsBus(server.url, source="test", name="test").opened() as bus:
-        await within(bus.until_connected())
-        bucket = await bus.bucket("kyb_seats")
-        await bucket.put("k", b"1")
-        reading = asyncio.create_task(bucket.entries())
-        await within(asked.wait())
-        await server.kill()
-        with pytest.raises(NoAnswerError, match=r"read it again|connection was lost"):
-            await within(reading)
+    bucket = await bus.bucket("kyb_seats")
+    await bucket.put("k", b"1")
+    reading = asyncio.create_task(bucket.entries())
+    await within(asked.wait())
+    await server.kill()
+    with pytest.raises(NoAnswerError, match=r"read it again|connection was lost"):
+        await within(reading)

@@ -79,8 +79,6 @@ async def test_a_renewed_file_is_taken_up_without_a_restart(tmp_path: Path) -> N
                 return any(text in str(line.get("error")) for line in logs)
 
             async with world.bus(Role.ROUTER) as bus, world.bus(Role.MANAGER) as manager:
-                await within(bus.until_connected())
-                await within(manager.until_connected())
                 watching = asyncio.create_task(bus.closed())
                 async with bus.subscribe(SeatActivated.pattern()) as received:
                     world.revoke(Role.ROUTER, until=now - 5)

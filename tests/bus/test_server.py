@@ -9,7 +9,6 @@ import socket
 import sys
 from pathlib import Path
 
-import nats
 import pytest
 
 from kybernate.dev.nats_server import NatsServer, NoServerError, find_server, free_port, server_argv
@@ -25,20 +24,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def test_it_keeps_its_port_and_its_streams_over_a_power_cut(tmp_path: Path) -> None:
+async def test_it_keeps_its_port_over_a_power_cut_and_ends_with_its_context(tmp_path: Path) -> None:
     async with NatsServer(tmp_path / "nats") as server:
         url, pid = server.url, server.pid
-        client = await nats.connect(url)
-        await client.jetstream().add_stream(name="KEPT", subjects=["kept"])
-        await client.jetstream().publish("kept", b"1")
-        await client.close()
         await server.kill()
         await server.start()
         assert server.url == url
         assert server.pid != pid
-        client = await nats.connect(url)
-        assert (await client.jetstream().stream_info("KEPT")).state.messages == 1
-        await client.close()
         last = server.pid
     assert not alive(last)
     with pytest.raises(NoServerError, match="not running"):

@@ -25,11 +25,7 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
     await server.start()
     try:
         keeping = asyncio.create_task(keep(server.url, every=0.05, report=reports.append, tried=tries.append))
-        await until(
-            lambda: reports[-1:] == ["all streams and buckets are there"],
-            what="setup reports that all streams and buckets exist",
-            saw=lambda: reports,
-        )
+        await until(lambda: reports[-1:] == [COMPLETE], what="setup reports that all streams and buckets exist")
         assert reports[0] == made
         assert set(tries) == {True}
         news, checks = list[str](), list[bool]()
@@ -41,16 +37,10 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
         await server.stop()
         shutil.rmtree(tmp_path / "nats")
         before = len(tries)
-        await until(
-            lambda: len(tries) > before and "no NATS server answers" in reports[-1],
-            what="setup tries again and reports that no server answers",
-            saw=lambda: reports,
-        )
+        await until(lambda: len(tries) > before and "no NATS server answers" in reports[-1], what="it tries again")
         assert tries[-1] is False
         await server.start()
-        await until(
-            lambda: reports.count(made) == 2, what="setup has created everything a second time", saw=lambda: reports
-        )
+        await until(lambda: reports.count(made) == 2, what="setup has created everything a second time")
         keeping.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await keeping

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from unittest import mock
 
 import nats
@@ -15,10 +15,13 @@ import nats
 from kybernate.bus import node_socket
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.node_socket import NodeSocket, connecting, listening
-from kybernate.bus.port import Bus, NodeBus
+from kybernate.bus.port import Bus, Entry, NodeBus
 from kybernate.bus.setup import init
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
+from kybernate.envelope import Message
+from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.seat import SeatState
 from tests.until import until
 
 T = TypeVar("T")
@@ -64,11 +67,8 @@ class NatsWorld:
     def __init__(self, server: NatsServer) -> None:
         self.server = server
 
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Bus]:
-        async with NatsBus(self.server.url, source="test", name="test").opened() as bus:
-            await within(bus.until_connected())
-            yield bus
+    def client(self) -> AbstractAsyncContextManager[Bus]:
+        return connected(self.server.url)
 
     async def inject(self, subject: str, data: bytes) -> None:
         raw = await nats.connect(self.server.url)
@@ -143,6 +143,42 @@ def cut(bus: NodeSocket) -> None:
     """Break every connection of this end."""
     for link in bus.links:
         link.transport.abort()
+
+
+@asynccontextmanager
+async def connected(url: str, **more: Any) -> AsyncIterator[NatsBus]:
+    """A bus over NATS; ``more``: of NatsBus."""
+    async with NatsBus(url, **({"source": "test", "name": "test"} | more)).opened() as bus:
+        await within(bus.until_connected())
+        yield bus
+
+
+def activated(epoch: int, **more: str) -> SeatActivated:
+    event = {"cause": "test", "node": "n1", "seat": "s1", "state": SeatState.ACTIVE, "epoch": epoch}
+    return SeatActivated.model_validate(event | more)
+
+
+async def epoch_of(messages: AsyncIterator[Message]) -> int:
+    """That of the next message, an event of a seat."""
+    message = await within(anext(messages))
+    assert isinstance(message, SeatEvent)
+    return message.epoch
+
+
+async def snapshot(entries: AsyncIterator[Entry | None], pause: float = 0.0) -> list[Entry]:
+    """What a watch gives until it says that this is all; ``pause``: seconds after each."""
+    found: list[Entry] = []
+    while (entry := await within(anext(entries), 30)) is not None:
+        found.append(entry)
+        await asyncio.sleep(pause)
+    return found
+
+
+async def changed(entries: AsyncIterator[Entry | None]) -> Entry:
+    """The next change of a watch."""
+    entry = await within(anext(entries))
+    assert entry is not None
+    return entry
 
 
 async def within(what: Awaitable[T], seconds: float = DEADLINE_SECONDS) -> T:
