@@ -14,7 +14,6 @@ class Engine:
         self.port = 0
         self.requests: list[dict[str, Any]] = []
         self.headers: list[CIMultiDictProxy[str]] = []
-        self.chunks = 3
         self.status = 200
         """Of plain responses."""
         self.plain: tuple[str, bytes] | None = None
@@ -25,20 +24,9 @@ class Engine:
         self.silent = asyncio.Event()
         self.silent.set()
         """Cleared: no request is answered."""
-        self.break_after_first = False
-        self.break_at_once = False
-        """Connections are aborted after the request was read, as by an engine that crashes on it."""
-        self.torn = False
-        """The first chunk of a stream ends in the middle of an event."""
-        self.whole = False
-        """Streams get a plain response, as some engines send for errors."""
         self.end = asyncio.Event()
         self.end.set()
         """Cleared: a stream does not end after its last event."""
-        self.metrics = ""
-        """At /metrics; empty: it has none."""
-        self.asked: list[str] = []
-        """Queries for its metrics."""
         self.running = 0
         self.aborted = 0
         self._runner: web.AppRunner | None = None
@@ -50,7 +38,6 @@ class Engine:
     async def start(self) -> None:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/{path:.+}", self._answer)
-        app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -62,10 +49,6 @@ class Engine:
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
-    async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(request.query_string)
-        return web.Response(text=self.metrics, status=200 if self.metrics else 404)
-
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.requests.append(body)
@@ -73,10 +56,7 @@ class Engine:
         self.running += 1
         try:
             await self.silent.wait()
-            if self.break_at_once:
-                assert request.transport is not None
-                request.transport.abort()
-            return await (self._stream(request, body) if body.get("stream") and not self.whole else self._whole(body))
+            return await (self._stream(request, body) if body.get("stream") else self._whole(body))
         except asyncio.CancelledError:
             self.aborted += 1
             raise
@@ -99,16 +79,11 @@ class Engine:
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for number in range(self.chunks):
+        for number in range(3):
             delta = {"index": 0, "delta": {"role": "assistant", "content": f"w{number} "}, "finish_reason": None}
             chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
             with contextlib.suppress(ConnectionResetError):
-                end = b"" if self.torn else b"\n\n"
-                await response.write(b"data: " + json.dumps({**chunk, "choices": [delta]}).encode() + end)
-            if self.break_after_first:
-                assert request.transport is not None
-                request.transport.abort()
-                return response
+                await response.write(b"data: " + json.dumps({**chunk, "choices": [delta]}).encode() + b"\n\n")
             await self.gate.wait()
         with contextlib.suppress(ConnectionResetError):
             await response.write(b"data: [DONE]\n\n")

@@ -15,11 +15,6 @@ from tests.router.test_traffic import K0, S, arrive, event, record, router
 AGES = st.lists(st.floats(0, 1000, allow_nan=False), max_size=200)
 
 
-def test_few_ages_are_exact() -> None:
-    assert age_histogram([1.0, 7.0, 3.0]) == ((7.0, 1), (3.0, 1), (1.0, 1))
-    assert age_histogram([]) == ()
-
-
 @given(AGES)
 def test_the_histogram_keeps_count_sum_and_order(ages: list[float]) -> None:
     found = age_histogram(ages)

@@ -12,29 +12,25 @@ import pytest
 import structlog
 
 from kybernate import files
-from kybernate.api_keys import ApiKey, ConfigError, KeyFile, Tenant, dump, load, make
+from kybernate.api_keys import ConfigError, KeyFile, Tenant, dump, load, make
 from kybernate.cli.output import CliError
 from kybernate.cli.router_keys import add
 from kybernate.http.head import Head
 from kybernate.key_guard import KeyGuard
 from kybernate.seat import SeatState
-from kybernate.tls import ServerCertificate
 from services.router.api import RouterError
 from services.router.auth import ApiKeyGuard, open_auth
 from services.router.settings import RouterSettings
 from tests.bus.guarded import certificates
+from tests.keys import key_file
 from tests.router.world import World, world
-from tests.until import until
-
-SCOPES = {"app": ["infer", "gateway"], "board": ["view"], "gateway": ["signals"], "ops": ["admin"]}
+from tests.until import until, until_logged
 
 
 @pytest.fixture
 def keys(tmp_path: Path) -> dict[str, str]:
     """Tokens by name; the file is ``keys.yaml``."""
-    made = {name: make(name, scopes) for name, scopes in SCOPES.items()}
-    (tmp_path / "keys.yaml").write_text(dump(row for row, _ in made.values()))
-    return {name: token for name, (_, token) in made.items()}
+    return key_file(tmp_path, app=["infer", "gateway"], board=["view"], gateway=["signals"], ops=["admin"])[1]
 
 
 @pytest.fixture
@@ -97,22 +93,6 @@ async def test_every_route_but_health_is_guarded(guarded: World) -> None:
     assert checked == len(routes) - len(open_paths) == len(CALLS) - 1  # the last two are one route
 
 
-async def test_an_engine_never_learns_a_callers_key(guarded: World, keys: dict[str, str]) -> None:
-    body = {"model": "m", "prompt": "x"}
-    async with guarded.http.post(f"{guarded.url}/v1/completions", json=body, headers=bearer(keys["app"])) as answer:
-        assert answer.status == 200
-    theirs = {"X-Kyb-Key": keys["app"], **bearer("of-the-engine")}
-    async with guarded.http.post(f"{guarded.url}/v1/completions", json=body, headers=theirs) as answer:
-        assert answer.status == 200
-    async with guarded.http.post(f"{guarded.url}/v1/messages", json=body, headers={"x-api-key": keys["app"]}) as answer:
-        assert answer.status == 200
-    first, second, third = (dict(headers) for headers in guarded.engines[0].headers)
-    assert "Authorization" not in first
-    assert "X-Api-Key" not in {name.title() for name in third}
-    assert second["Authorization"] == "Bearer of-the-engine"
-    assert keys["app"] not in str(first) + str(second) + str(third)
-
-
 async def test_metrics_on_the_port_of_the_api_name_no_callers(guarded: World, keys: dict[str, str]) -> None:
     assert (await guarded.ask("m", Authorization=f"Bearer {keys['app']}")).status == 200
     shown = (await guarded.call("GET", "/metrics")).body.decode()
@@ -136,26 +116,23 @@ async def test_a_refusal_for_auth_request_is_a_401_or_403(keys: dict[str, str], 
 async def test_changed_keys_are_applied_and_invalid_files_are_not(
     guarded: World, keys: dict[str, str], tmp_path: Path
 ) -> None:
-    file, row_and_token = tmp_path / "keys.yaml", make("new", ["view"])
-    row, token = row_and_token
+    file, (row, token) = tmp_path / "keys.yaml", make("new", ["view"])
 
     async def status(key: str) -> int:
-        async with guarded.http.get(f"{guarded.url}/v1/models", headers=bearer(key)) as answer:
-            return answer.status
+        return (await guarded.call("GET", "/v1/models", headers=bearer(key))).status
 
-    async def until_status(key: str, wanted: int) -> None:
-        async with asyncio.timeout(30):
-            while await status(key) != wanted:
-                await asyncio.sleep(0.05)
+    async def admitted() -> bool:
+        return await status(token) == 200
 
-    assert await status(token) == 401
+    async def refused_now() -> bool:
+        return await status(keys["ops"]) == 401
+
+    assert not await admitted()
     file.write_text(dump([*load(file).keys, row]))
-    await until_status(token, 200)
+    await until(admitted, what="the new key is admitted")
     with structlog.testing.capture_logs() as logs:
         file.write_text("keys: [oops]\n")
-        await until(
-            lambda: any(line["event"] == "keys.refused" for line in logs), what="the log event keys.refused", timeout=30
-        )
+        await until_logged(logs, "keys.refused")
     assert await status(token) == 200
     refused = "KYB_API_KEYS_FILE is refused; the previous keys stay in force until a restart"
     assert guarded.router.health.remarks()["keys"] == f"{refused}: {file}:1: keys[0]: is text", "never what is in it"
@@ -167,7 +144,7 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
     await until(lambda: guarded.router.health.remarks()["keys"] == text, what="the FIFO is refused", timeout=30)
     file.unlink()
     file.write_text(dump([row]))
-    await until_status(keys["ops"], 401)
+    await until(refused_now, what="the old key is refused")
     assert await status(token) == 200
     assert guarded.router.health.remarks() == {}
 
@@ -191,8 +168,13 @@ def test_a_key_is_found_by_its_token_only() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        ("keys: [\n", "not valid YAML: "),
+        ("kys: []\n", r"kys: unknown key; did you mean keys\?"),
         ("keys: []\n", r"keys: holds no key; make one with: kyb router keys add"),
-        ("keys: [{name: a, sha256: x, scopes: [infer]}]\n", r"keys\[0\]\.sha256: 'x': is no SHA-256"),
+        (
+            "keys: [{name: a, sha256: x, scopes: [infer]}]\n",
+            r"keys\[0\]\.sha256: 'x': is no SHA-256; make the key and its row with: kyb",
+        ),
         ("keys: [{name: a, sha256: HASH, scopes: []}]\n", r"keys\[0\]\.scopes"),
         ("keys: [{name: a, sha256: HASH, scopes: [all]}]\n", r"'all': is not known; known are admin"),
         ("keys: [{name: A b, sha256: HASH, scopes: [infer]}]\n", r"'A b': cannot name a caller"),
@@ -262,11 +244,7 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
         assert await trusts(first, running.url)
         with structlog.testing.capture_logs() as logs:  # half of a renewal: the certificate without its key
             (mounted / "server.crt").write_bytes((second / "server.crt").read_bytes())
-            await until(
-                lambda: any(line["event"] == "certificate.refused" for line in logs),
-                what="the log event certificate.refused",
-                timeout=30,
-            )
+            await until_logged(logs, "certificate.refused")
         assert await trusts(first, running.url)
         (mounted / "server.key").write_bytes((second / "server.key").read_bytes())
         await until(lambda: trusts(second, running.url), what="the router serves the new certificate", interval=0.1)
@@ -279,47 +257,36 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
             (mounted / "elsewhere").rename(mounted / name)
 
 
-def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:
-    certificates(tmp_path)
-    (tmp_path / "server.key").write_bytes((tmp_path / "client.key").read_bytes())
-    with pytest.raises(ConfigError, match=r"KYB_TLS_CERT_FILE=.*fits the key in .*server\.key"):
-        ServerCertificate(tmp_path / "server.crt")
-    assert ApiKey(name="a", sha256="0" * 64, scopes=("infer",)).may("infer")
-
-
 async def test_a_body_without_a_known_key_is_refused_at_its_head(guarded: World, keys: dict[str, str]) -> None:
-    host, _, port = guarded.url.removeprefix("http://").rpartition(":")
     head = b"POST /v1/wake HTTP/1.1\r\nHost: x\r\nContent-Length: 500000\r\n"
     for line, status in ((b"", b"401"), (b"Authorization: Bearer unknown\r\n", b"401")):
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await guarded.connect()
         writer.write(head + line + b"\r\n" + b"x" * 1000)
         assert (await reader.readline()).split()[1] == status
         writer.close()
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await guarded.connect()
     writer.write(head + b"Expect: 100-continue\r\nAuthorization: Bearer " + keys["app"].encode() + b"\r\n\r\n")
     assert (await reader.readline()).split()[1] == b"100"
     writer.close()
 
 
-async def test_bodies_for_the_router_take_no_memory_of_calls() -> None:
-    async with world() as w:
-        host, _, port = w.url.removeprefix("http://").rpartition(":")
-        head = b"POST /v1/signals HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 500000\r\n\r\n"
-        open_ones: list[asyncio.StreamWriter] = []
-        refused = b""
-        for _ in range(80):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            open_ones.append(writer)
-            writer.write(head)
-            refused = (await reader.readline()).split()[1]
-            if refused != b"100":
-                break
-            writer.write(b"x" * 499_000)
-            await writer.drain()
-        assert refused == b"429"
-        assert w.router.calls.intake.memory.total == 0
-        for writer in open_ones:
-            writer.close()
+async def test_bodies_for_the_router_take_no_memory_of_calls(w: World) -> None:
+    head = b"POST /v1/signals HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 500000\r\n\r\n"
+    open_ones: list[asyncio.StreamWriter] = []
+    refused = b""
+    for _ in range(80):
+        reader, writer = await w.connect()
+        open_ones.append(writer)
+        writer.write(head)
+        refused = (await reader.readline()).split()[1]
+        if refused != b"100":
+            break
+        writer.write(b"x" * 499_000)
+        await writer.drain()
+    assert refused == b"429"
+    assert w.router.calls.intake.memory.total == 0
+    for writer in open_ones:
+        writer.close()
 
 
 @pytest.mark.parametrize("space", ["\u00a0", "\u2003", "\x0b"])

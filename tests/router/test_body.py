@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -173,13 +172,6 @@ def test_the_model_of_a_form_is_found_among_files_of_any_content() -> None:
     assert routing_fields(body, FORM) == RoutingFields("whisper", True, len("whisperTrue"))
     assert routing_fields(form(('name="model"', b"")), FORM) == RoutingFields("", False, 0)
     assert routing_fields(form(('name="other"', b"x")), 'Multipart/Form-Data; charset=x; boundary="b"').model is None
-
-
-async def test_a_form_of_a_real_client_is_read() -> None:
-    data = aiohttp.FormData({"model": "whisper", "language": "en"})
-    data.add_field("file", b"RIFF", filename="speech 1.wav", content_type="audio/wav")
-    payload = data()
-    assert routing_fields(await payload.as_bytes(), payload.content_type).model == "whisper"
 
 
 @pytest.mark.parametrize(

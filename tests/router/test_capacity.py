@@ -4,6 +4,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -104,11 +105,9 @@ def test_an_engine_that_gets_faster_with_more_requests_gets_them_back() -> None:
     assert capacity.limit == MOST_LIMIT
 
 
-def full(*, limits: RouterSettings | None = None, **fields: object) -> Traffic:
+def full(fields: dict[str, Any] | None = None, **limits: Any) -> Traffic:
     """A router whose only seat is active, with one place unless another number is given; call 1 is in flight."""
-    traffic = Traffic(limits or RouterSettings(), "i1")
-    traffic.handle(listed(0.0), 0.0)
-    traffic.handle(synced(record(state=S.ACTIVE, **{"max_requests": 1, **fields})), 0.0)  # type: ignore[arg-type]
+    traffic = router(record(state=S.ACTIVE, **(fields or {"max_requests": 1})), **limits)
     assert kinds(arrive(traffic, 1), step.Forward)
     return traffic
 
@@ -155,7 +154,7 @@ def test_a_seat_that_opens_gets_no_more_calls_than_places() -> None:
 
 def busy(seconds: float = 1.0, **limits: float) -> Traffic:
     """A full seat whose rate is known: one answer per ``seconds``."""
-    traffic = full(limits=RouterSettings(**limits))  # type: ignore[arg-type]
+    traffic = full(**limits)
     for request in range(1, 30):
         traffic.handle(listed(request * seconds), request * seconds)
         traffic.handle(step.CallArrived(request + 1, "m", "c"), request * seconds)
@@ -201,14 +200,14 @@ def test_a_call_is_rejected_if_its_answer_comes_after_its_caller_left() -> None:
 
 
 def test_a_call_whose_deadline_passes_at_a_full_seat_gets_a_429() -> None:
-    traffic = full(limits=RouterSettings(hold_seconds=3.0))
+    traffic = full(hold_seconds=3.0)
     arrive(traffic, 2, now=1.0)
     (reject,) = kinds(traffic.handle(step.TimePassed(), 4.1), step.Reject)
     assert (reject.request, reject.status, reject.code) == (2, 429, "queue_full")
 
 
 def test_a_full_queue_makes_place_for_a_higher_priority() -> None:
-    traffic = full(limits=RouterSettings(queue_limit=2))
+    traffic = full(queue_limit=2)
     for request, priority in [(2, -1), (3, -1)]:
         traffic.handle(step.CallArrived(request, "m", "c", priority=priority), 1.0)
     (reject,) = rejected(traffic, 4, 1.0, priority=1)
@@ -218,9 +217,7 @@ def test_a_full_queue_makes_place_for_a_higher_priority() -> None:
 
 
 def test_all_wakes_of_a_model_are_one_and_no_request() -> None:
-    traffic = Traffic(RouterSettings(queue_limit=1), "i1")
-    traffic.handle(listed(0.0), 0.0)
-    traffic.handle(synced(record()), 0.0)
+    traffic = router(record(), queue_limit=1)
     for request in range(1, 2001):
         effects = traffic.handle(step.CallArrived(request, "m", "c", "wake", 60.0), 1.0 + request / 1e4)
         assert not kinds(effects, step.Reject)
@@ -232,9 +229,7 @@ def test_all_wakes_of_a_model_are_one_and_no_request() -> None:
 
 
 def test_a_later_wake_makes_the_pending_one_last_longer() -> None:
-    traffic = Traffic(RouterSettings(), "i1")
-    traffic.handle(listed(0.0), 0.0)
-    traffic.handle(synced(record()), 0.0)
+    traffic = router(record())
     traffic.handle(step.CallArrived(1, "m", "c", "wake", 10.0), 0.0)
     traffic.handle(step.CallArrived(2, "m", "c", "wake", 10.0), 8.0)
     assert not kinds(traffic.handle(step.TimePassed(), 11.0), step.Reject)
@@ -243,7 +238,7 @@ def test_a_later_wake_makes_the_pending_one_last_longer() -> None:
 
 @pytest.mark.parametrize(("answered", "lowered"), [(None, False), (False, True)])
 def test_only_calls_that_waited_in_vain_take_places_away(answered: bool | None, lowered: bool) -> None:
-    traffic = full(max_requests=0)
+    traffic = full({"max_requests": 0})
     upstream = traffic.table.upstreams[K0]
     for number in range(100, 160):
         arrive(traffic, number, now=1.0)
@@ -262,9 +257,7 @@ def test_an_engine_whose_callers_leave_gets_fewer_requests() -> None:
 
 
 def test_before_the_first_answers_no_more_calls_wait_than_there_are_places() -> None:
-    traffic = Traffic(RouterSettings(), "i1")
-    traffic.handle(listed(0.0), 0.0)
-    traffic.handle(synced(record(state=S.ACTIVE, max_requests=20)), 0.0)
+    traffic = router(record(state=S.ACTIVE, max_requests=20))
     outcomes = [kinds(arrive(traffic, number), step.Reject) for number in range(1, 43)]
     assert [len(rejects) for rejects in outcomes] == [0] * 40 + [1] * 2
 

@@ -68,13 +68,6 @@ def test_held_and_in_flight_requests_count_as_left(router: Fake) -> None:
     assert requests_left(url(router)) == 5
 
 
-def test_it_waits_until_nothing_is_left(router: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "POLL_SECONDS", 0.01)
-    router.in_flight = 4
-    main(["--url", url(router), "--first", "0", "--seconds", "30"])
-    assert router.in_flight == 0
-
-
 def test_it_waits_for_all_workers(router: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "POLL_SECONDS", 0.01)
     router.in_flight = 4

@@ -1,17 +1,16 @@
 """Models whose engines answer with errors although they run: what a router reports of them."""
 
-import asyncio
 import time
 
 import pytest
 
 from kybernate.http.head import Head
-from kybernate.messages import EngineFaults, Presence
+from kybernate.messages import EngineFaults
 from kybernate.seat import SeatState
 from services.router.answer import no_answer
 from services.router.core.step import Forward
 from services.router.request_log import FEWEST, FORGET_SECONDS, LAST, CallRecord, Faults
-from tests.router.world import world
+from tests.router.world import World
 
 
 def test_a_model_is_reported_from_its_third_error_until_its_last_twenty_answers_are_good() -> None:
@@ -77,14 +76,13 @@ def test_requests_that_get_no_byte_are_reported_while_no_other_one_gets_any() ->
     assert faults.report(173.0, calls) == (), "it usually takes long"
 
 
-async def test_requests_whose_callers_left_without_a_byte_are_in_that_row() -> None:
-    async with world() as w:
-        now = time.time()
-        for since in (100.0, 90.0, 10.0, 80.0):
-            w.router.requests.ended(flying("m", now - since), 499, known=True)
-        w.router.requests.ended(flying("m", now - 70.0, first_byte=now), 499, known=True)
-        [found] = w.router._presence().faults
-        assert (found.model, found.failed, found.were) == ("m", 3, "without a byte for more than 60 s")
+async def test_requests_whose_callers_left_without_a_byte_are_in_that_row(w: World) -> None:
+    now = time.time()
+    for since in (100.0, 90.0, 10.0, 80.0):
+        w.router.requests.ended(flying("m", now - since), 499, known=True)
+    w.router.requests.ended(flying("m", now - 70.0, first_byte=now), 499, known=True)
+    [found] = w.router._presence().faults
+    assert (found.model, found.failed, found.were) == ("m", 3, "without a byte for more than 60 s")
 
 
 NONE = {
@@ -100,18 +98,17 @@ NONE = {
 
 
 @pytest.mark.parametrize("kind", NONE)
-async def test_what_an_engine_answers_in_place_of_an_answer_is_in_the_routers_presence(kind: str) -> None:
+async def test_what_an_engine_answers_in_place_of_an_answer_is_in_the_routers_presence(w: World, kind: str) -> None:
     status, media, body, were = NONE[kind]
-    async with world() as w:
-        engine = await w.seat("s0", "m", SeatState.ACTIVE)
-        engine.status, engine.plain = status, (media, body)
-        for _ in range(FEWEST):
-            assert (await w.ask("m")).status == status, "it is passed on as it is"
-        [found] = w.router._presence().faults
-        assert (found.model, found.failed, found.were) == ("m", FEWEST, were)
-        engine.status, engine.plain = 200, None
-        await w.ask("m")
-        assert w.router._presence().faults == ()
+    engine = await w.seat("s0", "m", SeatState.ACTIVE)
+    engine.status, engine.plain = status, (media, body)
+    for _ in range(FEWEST):
+        assert (await w.ask("m")).status == status, "it is passed on as it is"
+    [found] = w.router._presence().faults
+    assert (found.model, found.failed, found.were) == ("m", FEWEST, were)
+    engine.status, engine.plain = 200, None
+    await w.ask("m")
+    assert w.router._presence().faults == ()
 
 
 @pytest.mark.parametrize(
@@ -128,34 +125,12 @@ def test_what_is_an_answer_or_counted_as_an_error_is_not_taken_for_none(
     assert no_answer(head, body) == ""
 
 
-async def test_the_errors_of_an_engine_are_in_the_routers_presence_and_its_own_refusals_are_not() -> None:
-    async with world(hold_seconds=0.1) as w:
-        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
-        await w.seat("s1", "held")
-        w.manager.auto = False
-        engine.status = 500
-        answers = await asyncio.gather(*(w.ask(model) for model in ("llama", "held") * 3))
-        assert sorted(answer.status for answer in answers) == [500, 500, 500, 503, 503, 503]
-        [found] = w.router._presence().faults
-        assert (found.model, found.failed, found.of) == ("llama", 3, 3)
-        own = Presence.pattern(component="router")
-        async with w.bus.subscribe(own) as messages, asyncio.timeout(30):
-            async for message in messages:
-                if isinstance(message, Presence) and message.faults:
-                    break
-        engine.status = 200
-        for _ in range(LAST):
-            assert (await w.ask("llama")).status == 200
-        assert w.router._presence().faults == ()
-
-
-async def test_only_answers_of_an_engine_and_those_that_it_owes_count() -> None:
+async def test_only_answers_of_an_engine_and_those_that_it_owes_count(w: World) -> None:
     at_engine = Forward(1, "n.s0", "s0", "http://e", 1, 0.0)
     owed = {"": 502, "upstream_failed": 503, "engine_timeout": 504}
-    async with world() as w:
-        log = w.router.requests
-        for reason, status in (*owed.items(), ("seat_evicted", 503), ("internal_error", 500), ("", 499)):
-            log.ended(CallRecord(0.0, "c", "m", at_engine, waits=False, reason=reason), status, known=True)
-        log.ended(CallRecord(0.0, "c", "m", at_engine, waits=True, reason="hold_timeout"), 503, known=True)
-        log.ended(CallRecord(0.0, "c", "other", at_engine, waits=False), 500, known=False)
-        assert [(one.model, one.failed, one.of) for one in w.router._presence().faults] == [("m", 3, 3)]
+    log = w.router.requests
+    for reason, status in (*owed.items(), ("seat_evicted", 503), ("internal_error", 500), ("", 499)):
+        log.ended(CallRecord(0.0, "c", "m", at_engine, waits=False, reason=reason), status, known=True)
+    log.ended(CallRecord(0.0, "c", "m", at_engine, waits=True, reason="hold_timeout"), 503, known=True)
+    log.ended(CallRecord(0.0, "c", "other", at_engine, waits=False), 500, known=False)
+    assert [(one.model, one.failed, one.of) for one in w.router._presence().faults] == [("m", 3, 3)]

@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
-import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
@@ -58,15 +57,18 @@ async def request_of(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(length)
 
 
+def answering(answer: bytes) -> Serve:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await request_of(reader):
+            writer.write(answer)
+
+    return serve
+
+
 def call(*headers: bytes, version: bytes = b"1.1", **fields: object) -> bytes:
     body = json.dumps({"model": "llama", **fields}).encode()
     lines = [b"POST /v1/completions HTTP/" + version, b"Host: x", b"Content-Length: %d" % len(body), *headers]
     return b"\r\n".join([*lines, b"", body])
-
-
-async def connect(w: World) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, _, port = w.url.removeprefix("http://").rpartition(":")
-    return await asyncio.open_connection(host, int(port))
 
 
 async def settled(w: World) -> None:
@@ -88,7 +90,7 @@ async def settled(w: World) -> None:
 
 async def answer(w: World) -> bytes:
     """Call on a separate connection; return the status line, or nothing if the router closed it."""
-    reader, writer = await connect(w)
+    reader, writer = await w.connect()
     writer.write(call(b"Connection: close"))
     try:
         return (await reader.read()).partition(b"\r\n")[0]
@@ -96,70 +98,65 @@ async def answer(w: World) -> bytes:
         writer.close()
 
 
-async def test_an_error_of_the_router_at_any_point_of_a_call_ends_only_that_call(monkeypatch: pytest.MonkeyPatch):
-    async with world() as w:
-        await w.seat("s0", "llama", SeatState.ACTIVE)
-        ok, failed = b"HTTP/1.1 200 OK", b"HTTP/1.1 500 Internal Server Error"
-        for owner, name, expected in (
-            (w.router.calls, "begin", b""),
-            (w.router.calls.pools, "take", failed),
-            (w.router.calls.guard, "withheld", b""),  # before there is a call
-            (w.router.calls, "clock", failed),
-            (w.router.calls.records, "ended", ok),  # the answer is complete before
-        ):
+async def test_an_error_of_the_router_at_any_point_of_a_call_ends_only_that_call(
+    w: World, monkeypatch: pytest.MonkeyPatch
+):
+    await w.seat("s0", "llama", SeatState.ACTIVE)
+    ok, failed = b"HTTP/1.1 200 OK", b"HTTP/1.1 500 Internal Server Error"
+    for owner, name, expected in (
+        (w.router.calls, "begin", b""),
+        (w.router.calls.pools, "take", failed),
+        (w.router.calls.guard, "withheld", b""),  # before there is a call
+        (w.router.calls, "clock", failed),
+        (w.router.calls.records, "ended", ok),  # the answer is complete before
+    ):
 
-            def broken(*_: object, name: str = name, **__: object) -> None:
-                raise RuntimeError(f"{name} is broken")
+        def broken(*_: object, name: str = name, **__: object) -> None:
+            raise RuntimeError(f"{name} is broken")
 
-            with monkeypatch.context() as patch:
-                patch.setattr(owner, name, broken)
-                assert await answer(w) == expected, name
-            assert await answer(w) == ok, name
-            await settled(w)
-
-
-async def test_an_endpoint_that_is_no_url_fails_its_own_calls_only():
-    async with world() as w:
-        await w.seat("s1", "qwen", SeatState.ACTIVE)
-        await w.manager.put(
-            "s0", model="llama", endpoint="http://[engine:99999", group="G0", home_group="G0", gpus=(0,)
-        )
-        await until(lambda: "n1.s0" in w.router.traffic.table.upstreams, what="the router knows the seat")
-        asked = w.ask("llama", x_kyb_timeout="1")
-        assert (await asked).status == 503
-        assert (await w.ask("qwen")).status == 200
-
-
-async def test_a_connection_that_the_engine_closes_at_once_is_one_failed_try():
-    async with world() as w:
-        tries = 0
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal tries
-            tries += 1
-            if tries > 2 and await request_of(reader):
-                writer.write(OK)
-
-        async with engine(w, serve):
-            assert (await w.ask("llama")).status == 200
-            assert tries == 3
-
-
-async def test_a_long_request_that_engines_drop_while_they_read_it_is_not_repeated_for_ever():
-    async with world() as w:
-        tries = 0
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal tries
-            tries += 1
-            await reader.readexactly(1000)
-            writer.transport.abort()
-
-        async with engine(w, serve):
-            body = io.BytesIO(json.dumps({"model": "llama", "prompt": "x" * 2**24}).encode())
-            answer = await w.call("POST", "/v1/completions", data=body)
-            assert (answer.status, answer.code, tries) == (503, "upstream_failed", MOST_BREAKS + 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            assert await answer(w) == expected, name
+        assert await answer(w) == ok, name
         await settled(w)
+
+
+async def test_an_endpoint_that_is_no_url_fails_its_own_calls_only(w: World):
+    await w.seat("s1", "qwen", SeatState.ACTIVE)
+    await w.manager.put("s0", model="llama", endpoint="http://[engine:99999", group="G0", home_group="G0", gpus=(0,))
+    await until(lambda: "n1.s0" in w.router.traffic.table.upstreams, what="the router knows the seat")
+    assert (await w.ask("llama", x_kyb_timeout="1")).status == 503
+    assert (await w.ask("qwen")).status == 200
+
+
+async def test_a_connection_that_the_engine_closes_at_once_is_one_failed_try(w: World):
+    tries = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 2 and await request_of(reader):
+            writer.write(OK)
+
+    async with engine(w, serve):
+        assert (await w.ask("llama")).status == 200
+        assert tries == 3
+
+
+async def test_a_long_request_that_engines_drop_while_they_read_it_is_not_repeated_for_ever(w: World):
+    tries = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tries
+        tries += 1
+        await reader.readexactly(1000)
+        writer.transport.abort()
+
+    async with engine(w, serve):
+        body = io.BytesIO(json.dumps({"model": "llama", "prompt": "x" * 2**24}).encode())
+        answer = await w.call("POST", "/v1/completions", data=body)
+        assert (answer.status, answer.code, tries) == (503, "upstream_failed", MOST_BREAKS + 1)
+    await settled(w)
 
 
 async def test_a_caller_that_does_not_read_is_cut_and_its_engine_is_not_blamed():
@@ -176,7 +173,7 @@ async def test_a_caller_that_does_not_read_is_cut_and_its_engine_is_not_blamed()
             return w.router._metrics.rejections.labels("slow_reader")._value.get()
 
         async with engine(w, serve):
-            _, writer = await connect(w)
+            _, writer = await w.connect()
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(call())
             await until(cut, what="the caller is cut")
@@ -220,19 +217,11 @@ def after_a_comment(status_line: bytes) -> tuple[Recorder, Answer, Head]:
 @pytest.mark.parametrize(
     ("head", "body", "expected"),
     [
-        (
-            b"400",
-            b'{"object":"error",\n"message":"long"}',
-            '{"error": {"object": "error", "message": "long", "code": 400}}',
-        ),
+        (b"400", b'{"object":\n"error"}', '{"error": {"object": "error", "code": 400}}'),
         (b"400", b'{"error":{"message":"too long"}}', '{"error": {"message": "too long", "code": 400}}'),
         (b"422", b'{"error":{"code":"long"}, "id": 1}', '{"error": {"code": "long"}, "id": 1}'),
         (b"200", b'{"id":\r\n1}', '{"id": 1}'),
-        (
-            b"502",
-            b"\n\nno",
-            '502, and no stream of events; try again", "type": "server_error", "code": "upstream_failed"',
-        ),
+        (b"502", b"\n\nno", '502, and no stream of events; try again", "type": "server_error", "code": "upstream_fail'),
         (b"413", b"no", '413, and no stream of events", "type": "invalid_request_error", "code": "upstream_refused"'),
         (b"422", b"[]", '422, and no stream of events", "type": "invalid_request_error", "code": "upstream_refused"'),
         (b"200", b"\x1f\x8b", "the engine answered 200"),
@@ -260,13 +249,9 @@ async def test_pieces_of_no_stream_never_follow_comments(status: int, code: str)
     async with world(keepalive_seconds=0.02) as w:
         head = EVENTS.replace(b"text/event-stream", b"application/json").replace(b"200", b"%d" % status)
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while await request_of(reader):
-                writer.write(head + chunk(b"{}") + LAST_CHUNK)
-
-        async with engine(w, serve, state=SeatState.PARKED):
+        async with engine(w, answering(head + chunk(b"{}") + LAST_CHUNK), state=SeatState.PARKED):
             w.manager.auto = False
-            reader, writer = await connect(w)
+            reader, writer = await w.connect()
             writer.write(call(b"Connection: close", stream=True))
             await reader.readuntil(b": waiting for the model\n\n")
             await w.manager.activate("s0")
@@ -280,106 +265,86 @@ async def test_pieces_of_no_stream_never_follow_comments(status: int, code: str)
             await settled(w)
 
 
-async def test_an_idle_connection_that_the_engine_closes_as_the_next_call_is_sent_costs_no_call():
-    async with world() as w:
+async def test_an_idle_connection_that_the_engine_closes_as_the_next_call_is_sent_costs_no_call(w: World):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(OK)  # it does not say that it closes, and it closes when the next request arrives
+        await reader.read(1)
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await request_of(reader)
-            writer.write(OK)  # it does not say that it closes, and it closes when the next request arrives
-            await reader.read(1)
-
-        async with engine(w, serve):
-            for _ in range(20):
-                assert (await w.ask("llama")).status == 200
-
-
-async def test_an_answer_that_begins_is_never_asked_for_twice():
-    async with world() as w:
-        requests = []
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            requests.append(await request_of(reader))
-            writer.write(EVENTS + b"7\r\ndata: 1\r\n")
-            await writer.drain()
-
-        async with engine(w, serve):
-            with pytest.raises(aiohttp.ClientError):
-                await w.ask("llama", stream=True)
-            assert len(requests) == 1
-
-
-async def test_interim_answers_extensions_of_chunks_and_single_bytes_change_nothing():
-    async with world() as w:
-        answer = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + EVENTS + b"9;a=b\r\ndata: 1\n\n\r\n0\r\n\r\n"
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while await request_of(reader):
-                for byte in answer:
-                    writer.write(bytes([byte]))
-                    await writer.drain()
-                    await asyncio.sleep(0)
-
-        async with engine(w, serve):
-            reader, writer = await connect(w)
-            for _ in range(2):
-                for byte in call():
-                    writer.write(bytes([byte]))
-                    await writer.drain()
-                    await asyncio.sleep(0)
-                assert b" 200 OK\r\n" in await reader.readuntil(b"\r\n\r\n")
-                assert await reader.readuntil(b"0\r\n\r\n") == b"9;a=b\r\ndata: 1\n\n\r\n0\r\n\r\n"
-            writer.write(call(version=b"1.0"))
-            whole = await reader.read()
-            assert whole.endswith(b"\r\n\r\ndata: 1\n\n")
-            assert b"chunked" not in whole
-            writer.close()
-
-
-async def test_callers_that_leave_at_any_point_leave_nothing_behind():
-    async with world() as w:
-        gate = asyncio.Event()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while await request_of(reader):
-                await gate.wait()
-                writer.write(OK)
-
-        async with engine(w, serve):
-            whole = call()
-            for cut in (1, 30, len(whole) - 1, len(whole)):
-                for half in (False, True):
-                    _, writer = await connect(w)
-                    writer.write(whole[:cut])
-                    await writer.drain()
-                    if cut == len(whole):
-                        await until(lambda: len(w.upstream("s0").in_flight) == 1, what="the call is in flight")
-                    if half:
-                        writer.write_eof()
-                        if cut == len(whole):
-                            writer.close()  # else it waits for its answer
-                    else:
-                        writer.transport.abort()
-                    await settled(w)
-                    writer.close()
-            gate.set()
+    async with engine(w, serve):
+        for _ in range(20):
             assert (await w.ask("llama")).status == 200
 
 
-async def test_calls_that_wait_are_released_together_and_a_part_of_the_callers_has_left():
-    async with world() as w:
-        await w.seat("s0", "llama")
-        w.manager.auto = False
-        waiting = [w.ask("llama") for _ in range(90)]
-        await until(lambda: w.held("llama") == 90, what="all calls wait", saw=lambda: w.held("llama"))
-        for task in waiting[::3]:
-            task.cancel()
-        await until(lambda: w.held("llama") == 60, what="those who left do not wait", saw=lambda: w.held("llama"))
-        await w.manager.activate("s0")
-        answers = await asyncio.gather(*waiting, return_exceptions=True)
-        assert [isinstance(answer, asyncio.CancelledError) for answer in answers].count(True) == 30
-        assert {answer.status for answer in answers if not isinstance(answer, BaseException)} == {200}
-        await w.http.close()
-        await settled(w)
+async def test_interim_answers_extensions_of_chunks_and_single_bytes_change_nothing(w: World):
+    answer = b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + EVENTS + b"9;a=b\r\ndata: 1\n\n\r\n0\r\n\r\n"
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await request_of(reader):
+            for byte in answer:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0)
+
+    async with engine(w, serve):
+        reader, writer = await w.connect()
+        for _ in range(2):
+            for byte in call():
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0)
+            assert b" 200 OK\r\n" in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readuntil(b"0\r\n\r\n") == b"9;a=b\r\ndata: 1\n\n\r\n0\r\n\r\n"
+        writer.write(call(version=b"1.0"))
+        whole = await reader.read()
+        assert whole.endswith(b"\r\n\r\ndata: 1\n\n")
+        assert b"chunked" not in whole
+        writer.close()
+
+
+async def test_callers_that_leave_at_any_point_leave_nothing_behind(w: World):
+    gate = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await request_of(reader):
+            await gate.wait()
+            writer.write(OK)
+
+    async with engine(w, serve):
+        whole = call()
+        for cut in (1, 30, len(whole) - 1, len(whole)):
+            for half in (False, True):
+                _, writer = await w.connect()
+                writer.write(whole[:cut])
+                await writer.drain()
+                if cut == len(whole):
+                    await until(lambda: len(w.upstream("s0").in_flight) == 1, what="the call is in flight")
+                if half:
+                    writer.write_eof()
+                    if cut == len(whole):
+                        writer.close()  # else it waits for its answer
+                else:
+                    writer.transport.abort()
+                await settled(w)
+                writer.close()
+        gate.set()
+        assert (await w.ask("llama")).status == 200
+
+
+async def test_calls_that_wait_are_released_together_and_a_part_of_the_callers_has_left(w: World):
+    await w.seat("s0", "llama")
+    w.manager.auto = False
+    waiting = [w.ask("llama") for _ in range(90)]
+    await until(lambda: w.held("llama") == 90, what="all calls wait", saw=lambda: w.held("llama"))
+    for task in waiting[::3]:
+        task.cancel()
+    await until(lambda: w.held("llama") == 60, what="those who left do not wait", saw=lambda: w.held("llama"))
+    await w.manager.activate("s0")
+    answers = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [isinstance(answer, asyncio.CancelledError) for answer in answers].count(True) == 30
+    assert {answer.status for answer in answers if not isinstance(answer, BaseException)} == {200}
+    await w.http.close()
+    await settled(w)
 
 
 def framed(body: bytes, framing: str, chance: random.Random) -> bytes:
@@ -396,53 +361,50 @@ def framed(body: bytes, framing: str, chance: random.Random) -> bytes:
     return answer + LAST_CHUNK
 
 
-async def test_an_answer_arrives_as_it_was_sent_however_it_is_framed_and_split():
+async def test_an_answer_arrives_as_it_was_sent_however_it_is_framed_and_split(w: World):
     chance = random.Random(14)
-    async with world() as w:
-        answers: list[bytes] = []
+    answers: list[bytes] = []
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while await request_of(reader):
-                answer, before = answers.pop(), 0
-                cuts = {chance.randrange(len(answer)) for _ in range(chance.choice([0, 3, 12]))}
-                for at in sorted({*cuts, len(answer)}):
-                    writer.write(answer[before:at])
-                    await writer.drain()
-                    await asyncio.sleep(0.001)
-                    before = at
-                if b"Content-Length" not in answer and b"chunked" not in answer:
-                    return
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await request_of(reader):
+            answer, before = answers.pop(), 0
+            cuts = {chance.randrange(len(answer)) for _ in range(chance.choice([0, 3, 12]))}
+            for at in sorted({*cuts, len(answer)}):
+                writer.write(answer[before:at])
+                await writer.drain()
+                await asyncio.sleep(0.001)
+                before = at
+            if b"Content-Length" not in answer and b"chunked" not in answer:
+                return
 
-        async with engine(w, serve):
-            for number in range(60):
-                body = chance.randbytes(chance.choice([0, 1, 300, 300_000]))
-                framing = ("length", "chunked", "endless")[number % 3]
-                answers.append(framed(body, framing, chance))
-                got = await w.ask("llama")
-                assert (got.status, got.body == body) == (200, True), (number, framing, len(body))
-        await w.http.close()
-        await settled(w)
+    async with engine(w, serve):
+        for number in range(60):
+            body = chance.randbytes(chance.choice([0, 1, 300, 300_000]))
+            framing = ("length", "chunked", "endless")[number % 3]
+            answers.append(framed(body, framing, chance))
+            got = await w.ask("llama")
+            assert (got.status, got.body == body) == (200, True), (number, framing, len(body))
+    await w.http.close()
+    await settled(w)
 
 
-async def test_a_caller_of_http_1_0_notices_an_incomplete_answer():
-    async with world() as w:
+async def test_a_caller_of_http_1_0_notices_an_incomplete_answer(w: World):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(EVENTS + chunk(b"data: half of an ev"))
+        await writer.drain()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await request_of(reader)
-            writer.write(EVENTS + chunk(b"data: half of an ev"))
-            await writer.drain()
-
-        async with engine(w, serve):
-            reader, writer = await connect(w)
-            writer.write(call(version=b"1.0"))
-            with pytest.raises(ConnectionResetError):
-                await reader.read(-1)
-            writer.close()
+    async with engine(w, serve):
+        reader, writer = await w.connect()
+        writer.write(call(version=b"1.0"))
+        with pytest.raises(ConnectionResetError):
+            await reader.read(-1)
+        writer.close()
 
 
 async def test_requests_that_arrive_while_the_router_stops_get_an_answer():
     async with world() as w:
-        callers = [await connect(w), await connect(w)]
+        callers = [await w.connect(), await w.connect()]
         for (_, writer), part in zip(callers, (call()[:20], call()[:-1]), strict=True):
             writer.write(part)
         await until(
@@ -458,131 +420,117 @@ async def test_requests_that_arrive_while_the_router_stops_get_an_answer():
 
 
 @pytest.mark.parametrize("state", [SeatState.ACTIVE, SeatState.PARKED])
-async def test_a_caller_that_ends_its_side_after_a_whole_request_gets_the_answer(state: SeatState):
-    async with world() as w:
-        engine = await w.seat("s0", "llama", state)
-        w.manager.auto = False
-        engine.gate.clear()
-        reader, writer = await connect(w)
-        writer.write(call())
+async def test_a_caller_that_ends_its_side_after_a_whole_request_gets_the_answer(w: World, state: SeatState):
+    engine = await w.seat("s0", "llama", state)
+    w.manager.auto = False
+    engine.gate.clear()
+    reader, writer = await w.connect()
+    writer.write(call())
+    writer.write_eof()
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    if state is SeatState.PARKED:
+        await w.manager.activate("s0")
+    engine.gate.set()
+    answered = await reader.read()  # and then the router closes
+    assert b"HTTP/1.1 200 OK" in answered
+    writer.close()
+    await settled(w)
+
+
+async def test_requests_before_the_end_of_a_callers_side_are_all_answered(w: World):
+    await w.seat("s0", "llama", SeatState.ACTIVE)
+    own = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    for requests in ([own], [call(), call()], [own, call(), own]):
+        reader, writer = await w.connect()
+        writer.write(b"".join(requests))
         writer.write_eof()
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        if state is SeatState.PARKED:
-            await w.manager.activate("s0")
-        engine.gate.set()
-        answered = await reader.read()  # and then the router closes
-        assert b"HTTP/1.1 200 OK" in answered
+        assert (await reader.read()).count(b"HTTP/1.1 200 OK") == len(requests)
         writer.close()
-        await settled(w)
-
-
-async def test_requests_before_the_end_of_a_callers_side_are_all_answered():
-    async with world() as w:
-        await w.seat("s0", "llama", SeatState.ACTIVE)
-        own = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-        for requests in ([own], [call(), call()], [own, call(), own]):
-            reader, writer = await connect(w)
-            writer.write(b"".join(requests))
-            writer.write_eof()
-            assert (await reader.read()).count(b"HTTP/1.1 200 OK") == len(requests)
-            writer.close()
-        await settled(w)
+    await settled(w)
 
 
 @pytest.mark.parametrize("reads", [False, True])
-async def test_a_caller_that_closes_is_gone_within_a_second_also_after_it_ended_its_side(reads: bool):
-    async with world() as w:
-        w.manager.auto = False
-        await w.seat("s0", "llama", SeatState.PARKED)
-        reader, writer = await connect(w)
-        writer.write(call())
-        await until(lambda: w.held("llama") == 1, what="the call is held")
-        if reads:
-            writer.write_eof()
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.close()
-        began = time.monotonic()
-        await settled(w)
-        assert time.monotonic() - began < 1.5
+async def test_a_caller_that_closes_is_gone_within_a_second_also_after_it_ended_its_side(w: World, reads: bool):
+    w.manager.auto = False
+    await w.seat("s0", "llama", SeatState.PARKED)
+    reader, writer = await w.connect()
+    writer.write(call())
+    await until(lambda: w.held("llama") == 1, what="the call is held")
+    if reads:
+        writer.write_eof()
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.close()
+    began = time.monotonic()
+    await settled(w)
+    assert time.monotonic() - began < 1.5
 
 
 DEAD = b'HTTP/1.1 500 Internal Server Error\r\nContent-Length: 31\r\n\r\n{"error":"EngineCore is dead."}'
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_5xx_of_an_engine_whose_container_ends_is_not_the_answer(ends: bool):
-    async with world() as w:
+async def test_a_5xx_of_an_engine_whose_container_ends_is_not_the_answer(w: World, ends: bool):
+    asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        while await request_of(reader):
+            asked += 1
+            writer.write(DEAD if asked == 1 else OK)
+
+    async with engine(w, serve):
+        began = time.monotonic()
+        waiting = w.ask("llama")
+        pools = w.router.pools._pools
+        await until(lambda: asked and not any(pool.busy for pool in pools.values()), what="the router has the answer")
+        if ends:
+            await w.manager.move("s0", SeatState.LOST)
+            await until(lambda: w.held("llama") == 1, what="the call waits again")
+            await w.manager.activate("s0")
+        answered = await waiting
+        assert (answered.status, asked) == ((200, 2) if ends else (500, 1))
+        if not ends:
+            assert answered.json == {"error": "EngineCore is dead."}
+            assert time.monotonic() - began >= 1
+        await w.http.close()
+        _, writer = await w.connect()
         asked = 0
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal asked
-            while await request_of(reader):
-                asked += 1
-                writer.write(DEAD if asked == 1 else OK)
-
-        async with engine(w, serve):
-            began = time.monotonic()
-            waiting = w.ask("llama")
-            pools = w.router.pools._pools
-            await until(
-                lambda: asked == 1 and not any(pool.busy for pool in pools.values()), what="the router has the answer"
-            )
-            if ends:
-                await w.manager.move("s0", SeatState.LOST)
-                await until(lambda: w.held("llama") == 1, what="the call waits again")
-                await w.manager.activate("s0")
-            answered = await waiting
-            assert (answered.status, asked) == ((200, 2) if ends else (500, 1))
-            if not ends:
-                assert answered.json == {"error": "EngineCore is dead."}
-                assert time.monotonic() - began >= 1
-            await w.http.close()
-            _, writer = await connect(w)
-            asked = 0
-            writer.write(call())
-            await until(lambda: asked == 1, what="the engine has the request")
-            writer.close()  # while the answer is held back
-            await settled(w)
+        writer.write(call())
+        await until(lambda: asked == 1, what="the engine has the request")
+        writer.close()  # while the answer is held back
+        await settled(w)
 
 
-async def test_a_5xx_of_an_engine_that_accepts_no_connection_after_it_is_not_the_answer():
+async def test_a_5xx_of_an_engine_that_accepts_no_connection_after_it_is_not_the_answer(w: World):
     """As vLLM's server, whose process goes on for a second, and whose container is seen to end later still."""
-    async with world() as w:
-        asked = 0
+    asked = 0
 
-        async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal asked
-            if await request_of(reader):
-                asked += 1
-                writer.write(DEAD)
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        if await request_of(reader):
+            asked += 1
+            writer.write(DEAD)
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while await request_of(reader):
-                writer.write(OK)
-
-        async with engine(w, die):
-            waiting = w.ask("llama")
-            await until(lambda: asked == 1, what="the engine has the request")
-        await until(lambda: waiting.done() or w.held("llama") == 1, what="the call waits again, or it ended")
-        assert not waiting.done(), (await waiting).json
-        await w.manager.move("s0", SeatState.LOST)
-        async with engine(w, serve):
-            assert ((await waiting).status, asked) == (200, 1)
+    async with engine(w, die):
+        waiting = w.ask("llama")
+        await until(lambda: asked == 1, what="the engine has the request")
+    await until(lambda: waiting.done() or w.held("llama") == 1, what="the call waits again, or it ended")
+    assert not waiting.done(), (await waiting).json
+    await w.manager.move("s0", SeatState.LOST)
+    async with engine(w, answering(OK)):
+        assert ((await waiting).status, asked) == (200, 1)
 
 
-async def test_what_a_held_call_keeps_is_counted_until_it_ends() -> None:
-    async with world() as w:
-        await w.seat("s0", "llama", SeatState.PARKED)
-        w.manager.auto = False
-        front, host = w.router.front, w.url.removeprefix("http://").rpartition(":")
-        reader, writer = await asyncio.open_connection(host[0], int(host[2]))
-        body, first = b'{"model": "llama"}', b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
-        head += b"X-Long: %s\r\n\r\n" % (b"y" * 8_000)
-        writer.write(first + head + body + b"z" * 9_000)  # all in one piece
-        memory = w.router.calls.intake.memory
-        await until(lambda: front.partial.total == 9_000, what="the bytes behind the call", timeout=5)
-        assert memory.total > len(body) + 3 * len(head)
-        writer.close()
-        await until(lambda: front.partial.total == memory.total == 0, what="nothing is counted any more", timeout=5)
-        del reader
+async def test_what_a_held_call_keeps_is_counted_until_it_ends(w: World) -> None:
+    await w.seat("s0", "llama", SeatState.PARKED)
+    w.manager.auto = False
+    front, (_, writer) = w.router.front, await w.connect()
+    body, first = b'{"model": "llama"}', b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+    head += b"X-Long: %s\r\n\r\n" % (b"y" * 8_000)
+    writer.write(first + head + body + b"z" * 9_000)  # all in one piece
+    memory = w.router.calls.intake.memory
+    await until(lambda: front.partial.total == 9_000, what="the bytes behind the call", timeout=5)
+    assert memory.total > len(body) + 3 * len(head)
+    writer.close()
+    await until(lambda: front.partial.total == memory.total == 0, what="nothing is counted any more", timeout=5)

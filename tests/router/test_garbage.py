@@ -16,7 +16,7 @@ from kybernate.logs import OnceLogger
 from services.router import garbage
 from services.router.connections import ConnectionLimits
 from services.router.garbage import MANY
-from tests.router.world import world
+from tests.router.world import World
 from tests.until import until
 
 ONE = cast(CallerConnection, "one")
@@ -33,19 +33,18 @@ def connections() -> "set[weakref.ref[CallerConnection]]":
     return {weakref.ref(each) for each in gc.get_objects() if type(each) is CallerConnection}
 
 
-async def test_a_connection_that_ended_is_freed_at_once() -> None:
-    async with world() as w:
-        gc.disable()
-        try:
-            earlier = connections()
-            _, writer = await asyncio.open_connection("127.0.0.1", int(w.url.rpartition(":")[2]))
-            await until(lambda: w.router.connections.open == 1, what="the connection is open")
-            (found,) = connections() - earlier
-            writer.close()
-            await writer.wait_closed()
-            await until(lambda: found() is None, what="the connection is freed")
-        finally:
-            gc.enable()
+async def test_a_connection_that_ended_is_freed_at_once(w: World) -> None:
+    gc.disable()
+    try:
+        earlier = connections()
+        _, writer = await w.connect()
+        await until(lambda: w.router.connections.open == 1, what="the connection is open")
+        (found,) = connections() - earlier
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: found() is None, what="the connection is freed")
+    finally:
+        gc.enable()
 
 
 async def test_there_are_no_full_collections_while_many_connections_are_open(thresholds: tuple[int, int, int]) -> None:

@@ -77,8 +77,7 @@ async def call(w: World, url: str, **headers: str) -> Answered | None:
     """Call through the gateway; None while it does not listen or has no server yet."""
     with contextlib.suppress(OSError):
         named: dict[str, Any] = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with w.http.post(f"{url}/v1/chat/completions", json=BODY, headers=named) as response:
-            return Answered(response.status, response.headers.copy(), await response.read())
+        return await w.fetch("POST", f"{url}/v1/chat/completions", json=BODY, headers=named)
     return None
 
 

@@ -8,9 +8,7 @@ import pytest
 
 from kybernate.seat import SeatState
 from services.router.core import step
-from services.router.core.traffic import Traffic
-from services.router.settings import RouterSettings
-from tests.router.test_traffic import listed, record, synced
+from tests.router.test_traffic import listed, record, router
 
 
 @dataclass
@@ -32,10 +30,7 @@ class Load:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(14)
-        self.traffic = Traffic(RouterSettings(), "i1")
-        slots = self.slots if self.declared else 0
-        self.traffic.handle(listed(0.0), 0.0)
-        self.traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=slots)), 0.0)
+        self.traffic = router(record(state=SeatState.ACTIVE, max_requests=self.slots if self.declared else 0))
         self.events: list[tuple[float, int, str, int]] = []
         self.arrived: dict[int, float] = {}
         self.running: set[int] = set()

@@ -22,6 +22,7 @@ from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
 from services.gpu_manager.core.demand import Routers
 from services.gpu_manager.core.inputs import ModelTime, Now, UnixTime, WallTime
+from tests.bus.worlds import connected
 from tests.router.engine import Engine
 from tests.until import until
 
@@ -85,95 +86,55 @@ async def test_a_router_that_may_open_few_files_says_how_many_it_needs(tmp_path:
     assert [line["meaning"] for line in logged if line["event"] == "connections.limited"] == [few]
 
 
-async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp_path: Path):
-    log, port = tmp_path / "router.log", free_port()
+@asynccontextmanager
+async def cluster(folder: Path, port: int = 0) -> AsyncIterator[tuple[str, NatsBus, Engine]]:
+    """The address of a nats-server, the bus of a manager that counts routers, and the engine of its active seat."""
     engine = Engine()
     await engine.start()
+    async with (
+        NatsServer(folder / "nats", port or free_port()) as server,
+        connected(server.url) as bus,
+        counting_routers(bus, "n"),
+    ):
+        await init(server.url)
+        active = {"node": "n", "seat": "s0", "state": SeatState.ACTIVE, "epoch": 1, "reported_at": 1.0}
+        row = SeatRecord.model_validate(active | {"model": "m", "endpoint": engine.endpoint})
+        await (await bus.bucket(BUCKET)).put(row.key, row.model_dump_json().encode())
+        yield server.url, bus, engine
+    await engine.stop()
+
+
+async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp_path: Path):
+    log, port = tmp_path / "router.log", free_port()
     async with router(f"nats://127.0.0.1:{port}", log) as process, aiohttp.ClientSession() as http:
         url = await url_of(log)
         await until_status(http, f"{url}/healthz", 200)
         await until_status(http, f"{url}/readyz", 503)
-        async with NatsServer(tmp_path / "nats", port) as server:
-            await init(server.url)
-            async with NatsBus(server.url, source="kyb/test", name="test").opened() as bus, counting_routers(bus, "n"):
-                await bus.until_connected()
-                bucket = await bus.bucket(BUCKET)
-                row = SeatRecord(
-                    node="n",
-                    seat="s0",
-                    state=SeatState.ACTIVE,
-                    epoch=1,
-                    model="m",
-                    endpoint=engine.endpoint,
-                    reported_at=1.0,
-                )
-                await bucket.put(row.key, row.model_dump_json().encode())
-                await until_status(http, f"{url}/readyz", 200)
-                await until_status(http, f"{url}/v1/models/m", 200)
-                async with http.post(f"{url}/v1/completions", json={"model": "m"}) as answer:
-                    assert answer.status == 200
-                engine.gate.clear()
-                running = await http.post(f"{url}/v1/completions", json={"model": "m", "stream": True})
-                process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0)
-                process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(
-                    30
-                ):  # the engine never answers, so a router that waited for it would not end
-                    assert await process.wait() == 0
-                running.close()
-    await engine.stop()
-    assert "Traceback" not in log.read_text()
-
-
-async def test_an_engine_that_wants_a_key_of_its_own_is_named_in_what_the_router_reports(tmp_path: Path) -> None:
-    log, engine = tmp_path / "router.log", Engine()
-    await engine.start()
-    engine.status, engine.plain = 401, ("application/json", b'{"error": "Unauthorized"}')
-    async with (
-        NatsServer(tmp_path / "nats") as server,
-        NatsBus(server.url, source="kyb/test", name="test").opened() as bus,
-        counting_routers(bus, "n"),
-        router(server.url, log),
-        aiohttp.ClientSession() as http,
-    ):
-        await init(server.url)
-        url = await url_of(log)
-        row = SeatRecord(
-            node="n", seat="s0", state=SeatState.ACTIVE, epoch=1, model="m", endpoint=engine.endpoint, reported_at=1.0
-        )
-        await bus.until_connected()
-        await (await bus.bucket(BUCKET)).put(row.key, row.model_dump_json().encode())
-        await until_status(http, f"{url}/v1/models/m", 200)
-        for _ in range(3):
+        async with cluster(tmp_path, port) as (_, _, engine):
+            await until_status(http, f"{url}/readyz", 200)
+            await until_status(http, f"{url}/v1/models/m", 200)
             async with http.post(f"{url}/v1/completions", json={"model": "m"}) as answer:
-                assert answer.status == 401
-        async with bus.subscribe(Presence.pattern(component="router")) as messages, asyncio.timeout(30):
-            async for message in messages:
-                if isinstance(message, Presence) and message.faults:
-                    assert [(one.model, one.failed, one.were) for one in message.faults] == [("m", 3, "401")]
-                    break
-    await engine.stop()
+                assert answer.status == 200
+            engine.gate.clear()
+            running = await http.post(f"{url}/v1/completions", json={"model": "m", "stream": True})
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(30):  # the engine never answers, so a router that waited for it would not end
+                assert await process.wait() == 0
+            running.close()
+    assert "Traceback" not in log.read_text()
 
 
 async def test_a_rollout_refuses_no_request_of_kept_connections(tmp_path: Path) -> None:
     """Steady traffic of eight clients: a Service moves new connections only."""
-    logs, engine = [tmp_path / f"router-{n}.log" for n in (1, 2)], Engine()
-    await engine.start()
+    logs = [tmp_path / f"router-{n}.log" for n in (1, 2)]
     async with (
-        NatsServer(tmp_path / "nats") as server,
-        NatsBus(server.url, source="kyb/test", name="test").opened() as bus,
-        counting_routers(bus, "n"),
-        router(server.url, logs[0], KYB_INSTANCE="r1") as old,
-        router(server.url, logs[1], KYB_INSTANCE="r2"),
+        cluster(tmp_path) as (nats_url, _, _),
+        router(nats_url, logs[0], KYB_INSTANCE="r1") as old,
+        router(nats_url, logs[1], KYB_INSTANCE="r2"),
         aiohttp.ClientSession() as http,
     ):
-        await init(server.url)
-        await bus.until_connected()
-        row = SeatRecord(
-            node="n", seat="s0", state=SeatState.ACTIVE, epoch=1, model="m", endpoint=engine.endpoint, reported_at=1.0
-        )
-        await (await bus.bucket(BUCKET)).put(row.key, row.model_dump_json().encode())
         urls = [await url_of(log) for log in logs]
         for url in urls:
             await until_status(http, f"{url}/v1/models/m", 200)
@@ -201,7 +162,6 @@ async def test_a_rollout_refuses_no_request_of_kept_connections(tmp_path: Path) 
         ended.set()
         await asyncio.gather(*clients)
         assert set(statuses) == {200}, statuses
-    await engine.stop()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -209,22 +169,13 @@ async def test_a_router_that_is_stopped_leaves_after_its_last_call_and_one_that_
     tmp_path: Path, how: signal.Signals
 ):
     """No drain waits for a router that left; one that was killed counts until its presence expires."""
-    log, engine, known = tmp_path / "router.log", Engine(), Routers()
+    log, known = tmp_path / "router.log", Routers()
     now = Now(WallTime(1.0), ModelTime(1.0), UnixTime(1.0))
-    await engine.start()
     async with (
-        NatsServer(tmp_path / "nats", free_port()) as server,
-        NatsBus(server.url, source="kyb/test", name="test").opened() as bus,
-        counting_routers(bus, "n"),
-        router(server.url, log) as process,
+        cluster(tmp_path) as (nats_url, bus, engine),
+        router(nats_url, log) as process,
         aiohttp.ClientSession() as http,
     ):
-        await init(server.url)
-        await bus.until_connected()
-        row = SeatRecord(
-            node="n", seat="s0", state=SeatState.ACTIVE, epoch=1, model="m", endpoint=engine.endpoint, reported_at=1.0
-        )
-        await (await bus.bucket(BUCKET)).put(row.key, row.model_dump_json().encode())
 
         async def listen() -> None:
             async with bus.subscribe(Presence.pattern(component="router")) as messages:
@@ -249,7 +200,6 @@ async def test_a_router_that_is_stopped_leaves_after_its_last_call_and_one_that_
             await asyncio.sleep(0.2)
             assert len(known.present) == 1
         listener.cancel()
-    await engine.stop()
 
 
 async def test_a_router_whose_nats_is_gone_ends_at_sigterm(tmp_path: Path):
@@ -262,14 +212,3 @@ async def test_a_router_whose_nats_is_gone_ends_at_sigterm(tmp_path: Path):
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(60):
             assert await process.wait() == 0
-
-
-async def test_an_unknown_setting_is_named_and_ends_with_code_2():
-    env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")} | {"KYB_PROT": "1"}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.router", env=env, stderr=asyncio.subprocess.PIPE
-    )
-    _, stderr = await process.communicate()
-    assert process.returncode == 2
-    assert b"KYB_PROT" in stderr
-    assert b"KYB_PORT" in stderr

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kybernate.api_keys import dump, make
 from kybernate.http.head import Head
 from kybernate.messages import ActivateSeat
 from kybernate.seat import SeatState
 from services.router.__main__ import open_tracer
 from services.router.request_log import CallRecord, trace_id_of
+from tests.keys import key_file
 from tests.router.world import world
 from tests.spans import Spans, parent, trace_id, traceparent
 from tests.until import until
@@ -228,19 +228,6 @@ async def test_a_held_request_continues_its_callers_trace_to_the_engine():
     assert traces == {"req-1": TRACE, "req-2": trace_id(later)}
 
 
-@pytest.mark.parametrize("given", ["00-1-2-01", "00-" + "0" * 32 + f"-{SPAN}-01", "\u00e9" * 5])
-async def test_a_head_without_a_valid_trace_begins_one(given: str):
-    with Spans() as spans:
-        async with world(tracer=spans.tracer) as w:
-            engine = await w.seat("s0", "llama", SeatState.ACTIVE)
-            assert (await w.ask("llama", traceparent=given, tracestate="a=1")).status == 200
-        [request] = spans.of("POST /v1/chat/completions")
-    assert parent(request) == ""
-    [head] = engine.headers
-    assert head.getall("traceparent") == [traceparent(request)]
-    assert "tracestate" not in head
-
-
 async def test_without_tracing_the_callers_headers_pass_untouched_and_the_log_has_their_trace():
     async with world(access_log=True) as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
@@ -270,8 +257,8 @@ async def test_requests_that_fail_say_why_and_are_held_only_if_they_waited():
 
 
 async def test_a_key_in_tracestate_reaches_neither_engine_nor_collector(tmp_path: Path):
-    path, (entry, key) = tmp_path / "keys.yaml", make("app", ("infer",))
-    path.write_text(dump([entry]))
+    path, keys = key_file(tmp_path, app=["infer"])
+    key = keys["app"]
     with Spans() as spans:
         async with world(tracer=spans.tracer, api_keys_file=path) as w:
             engine = await w.seat("s0", "llama", SeatState.ACTIVE)

@@ -25,19 +25,17 @@ from services.router.core import step
 from services.router.core.tenants import AnswerTokens, Tenants, Tokens
 from services.router.core.traffic import Traffic
 from services.router.core.upstreams import MOST_LOOKED_AT, UpstreamTable
-from services.router.settings import RouterSettings
+from tests.keys import key_file
+from tests.router.test_front import answering
 from tests.router.test_front import engine as raw_engine
-from tests.router.test_front import request_of
-from tests.router.test_traffic import arrive, kinds, listed, record, synced
+from tests.router.test_traffic import arrive, kinds, record, router
 from tests.router.world import World, world
 from tests.until import until
 
 
 def busy(queue_limit: int = 2000) -> Traffic:
     """A router whose only seat has one place, which a call has taken."""
-    traffic = Traffic(RouterSettings(queue_limit=queue_limit), "i1")
-    traffic.handle(listed(0.0), 0.0)
-    traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=1)), 0.0)
+    traffic = router(record(state=SeatState.ACTIVE, max_requests=1), queue_limit=queue_limit)
     assert kinds(arrive(traffic, 1000, now=0.0), step.Forward)
     return traffic
 
@@ -79,9 +77,7 @@ def test_the_first_call_of_a_tenant_waits_behind_the_long_answers_of_another_one
 
 
 def test_the_last_place_is_for_tenants_without_a_request_there():
-    traffic = Traffic(RouterSettings(), "i1")
-    traffic.handle(listed(0.0), 0.0)
-    traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=4)), 0.0)
+    traffic = router(record(state=SeatState.ACTIVE, max_requests=4))
 
     def sent(effects: list[step.Effect]) -> list[int]:
         return [forward.request for forward in kinds(effects, step.Forward)]
@@ -98,10 +94,7 @@ def test_the_last_place_is_for_tenants_without_a_request_there():
 
 
 def test_the_kept_place_of_either_replica_is_found():
-    traffic = Traffic(RouterSettings(), "i1")
-    traffic.handle(listed(0.0), 0.0)
-    rows = (record(seat, state=SeatState.ACTIVE, max_requests=4) for seat in ("s1", "s2"))
-    traffic.handle(synced(*rows), 0.0)
+    traffic = router(*(record(seat, state=SeatState.ACTIVE, max_requests=4) for seat in ("s1", "s2")))
     for number in range(6):
         assert kinds(arrive(traffic, number, tenant="a", now=0.1), step.Forward)
     assert not kinds(arrive(traffic, 6, tenant="a", now=0.1), step.Forward)
@@ -113,9 +106,7 @@ def test_the_kept_place_of_either_replica_is_found():
 
 def test_without_a_second_tenant_and_of_few_places_none_is_kept():
     for places, tenant in ((4, ""), (3, "a")):
-        traffic = Traffic(RouterSettings(), "i1")
-        traffic.handle(listed(0.0), 0.0)
-        traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=places)), 0.0)
+        traffic = router(record(state=SeatState.ACTIVE, max_requests=places))
         for number in range(places):
             assert kinds(arrive(traffic, number, tenant=tenant, now=0.1), step.Forward)
         assert not kinds(arrive(traffic, 10, tenant="b", now=0.2), step.Forward)
@@ -253,14 +244,12 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[World, dict[str, dict[st
         Tenant(name="blue", models=("blue-*",), priority="normal", requests_per_minute=3, concurrency=2),
         Tenant(name="red", models=("red-*", "both")),
     ]
-    made = {name: make(name, ["infer", "gateway"]) for name in ("blue", "red", "free")}
-    rows = [row.model_copy(update={"tenant": name if name != "free" else None}) for name, (row, _) in made.items()]
-    (tmp_path / "keys.yaml").write_text(dump(rows, limits))
-    assert load(tmp_path / "keys.yaml") == KeyFile(keys=tuple(rows), tenants=tuple(limits))
-    async with world(api_keys_file=tmp_path / "keys.yaml", health_port=free_port(), aliases="small=blue-1") as w:
+    file, keys = key_file(tmp_path, limits, **dict.fromkeys(("blue", "red", "free"), ("infer", "gateway")))
+    assert load(file).tenants == tuple(limits)
+    async with world(api_keys_file=file, health_port=free_port(), aliases="small=blue-1") as w:
         for name in ("blue-1", "red-1", "both"):
             await w.seat(name, name, SeatState.ACTIVE)
-        yield w, {name: {"Authorization": f"Bearer {token}"} for name, (_, token) in made.items()}
+        yield w, {name: {"Authorization": f"Bearer {token}"} for name, token in keys.items()}
 
 
 async def test_a_tenant_sees_and_uses_only_its_models(shared: Any) -> None:
@@ -334,26 +323,6 @@ async def test_the_list_of_models_is_made_anew_only_when_seats_have_changed(
     assert await states("red") == {"both": "parked", "red-1": "active"}
 
 
-async def test_a_tenant_gets_a_place_beside_long_streams_of_another_one(tmp_path: Path) -> None:
-    made = {name: make(name, ["infer"]) for name in ("long", "short", "third")}
-    path, places = tmp_path / "keys.yaml", 8
-    path.write_text(dump([row for row, _ in made.values()]))
-    async with world(api_keys_file=path, health_port=free_port()) as w:
-        engine = await w.seat("s0", "m", SeatState.ACTIVE, max_requests=places)
-        keys = {name: {"Authorization": f"Bearer {token}"} for name, (_, token) in made.items()}
-        engine.gate.clear()
-        streams = [w.ask("m", stream=True, **keys["long"]) for _ in range(places + 6)]
-        await until(lambda: engine.running >= places - 1 and w.held("m") >= 6, what="streams take the places")
-        for name in 2 * ("short", "short", "third"):
-            task = w.ask("m", stream=True, **keys[name])
-            await until(lambda: engine.running == places, what=f"a stream of {name} runs beside them")
-            task.cancel()
-            await until(lambda: engine.running == places - 1, what=f"{name} has left")
-        assert not any(stream.done() for stream in streams), "none was cut, and none began"
-        engine.gate.set()
-        assert {(await stream).status for stream in streams} == {200}
-
-
 async def test_a_wake_counts_as_a_request_of_its_tenant(shared: Any) -> None:
     w, keys = shared
     answers = [await w.call("POST", "/v1/wake", headers=keys["blue"], json={"model": "blue-1"}) for _ in range(4)]
@@ -376,7 +345,8 @@ async def test_an_alias_is_its_model_under_another_name(shared: Any) -> None:
     listed = await w.call("GET", "/v1/models", headers=keys["blue"])
     assert [(row["id"], row["root"]) for row in listed.json["data"]] == [("blue-1", "blue-1"), ("small", "blue-1")]
     assert (await w.call("GET", "/v1/models/small", headers=keys["blue"])).json["root"] == "blue-1"
-    assert (await w.call("GET", "/v1/hold?model=small", headers=keys["blue"])).json["model"] == "blue-1"
+    permit = await w.call("GET", "/v1/hold?model=small", headers=keys["blue"])
+    assert (permit.headers["X-Kyb-Model"], permit.json["model"]) == ("blue-1", "blue-1")
     for method, path, body in (
         ("POST", "/v1/completions", {"json": {"model": "small"}}),
         ("GET", "/v1/hold?model=small", {}),
@@ -427,12 +397,8 @@ async def test_a_caller_that_leaves_early_pays_for_its_request_and_for_what_has_
 
 async def test_the_bytes_of_files_and_of_sound_are_no_tokens(shared: Any) -> None:
     w, keys = shared
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while await request_of(reader):
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: Audio/wav\r\nContent-Length: 4000\r\n\r\n" + b"R" * 4000)
-
-    async with raw_engine(w, serve, "red-raw"):
+    sound = b"HTTP/1.1 200 OK\r\nContent-Type: Audio/wav\r\nContent-Length: 4000\r\n\r\n" + b"R" * 4000
+    async with raw_engine(w, answering(sound), "red-raw"):
         form = FormData({"model": "red-raw", "prompt": "y" * 80})
         form.add_field("file", b"R" * 100_000, filename="a.wav")
         answer = await w.call("POST", "/v1/audio/translations", headers=keys["red"], data=form)
@@ -472,14 +438,13 @@ async def test_an_aliased_body_counts_and_is_kept_once(tmp_path: Path) -> None:
 
 
 async def test_callers_that_see_no_seats_learn_the_state_of_their_model_only(tmp_path: Path) -> None:
-    made = {name: make(name, scopes) for name, scopes in (("app", ["infer"]), ("ops", ["infer", "view"]))}
-    (tmp_path / "keys.yaml").write_text(dump(row for row, _ in made.values()))
-    async with world(api_keys_file=tmp_path / "keys.yaml", hold_seconds=0.1) as w:
+    file, keys = key_file(tmp_path, app=["infer"], ops=["infer", "view"])
+    async with world(api_keys_file=file, hold_seconds=0.1) as w:
         await w.seat("opaque-1", "m")
         refusal = CommandReply(accepted=False, code="pinned", reason="group G0 is held by opaque-2, which is pinned")
 
         async def message(name: str) -> str:
-            answer = await w._ask({"model": "m"}, Authorization=f"Bearer {made[name][1]}")
+            answer = await w._ask({"model": "m"}, Authorization=f"Bearer {keys[name]}")
             assert answer.status == 503
             return str(answer.json["error"]["message"])
 
@@ -505,13 +470,11 @@ def test_an_unknown_model_costs_no_look_at_all_models() -> None:
 
 
 async def test_a_permit_has_at_most_the_priority_of_its_tenant(tmp_path: Path) -> None:
-    row, token = make("app", ["infer", "gateway"])
-    low = Tenant(name="low", priority="low")
-    (tmp_path / "keys.yaml").write_text(dump([row.model_copy(update={"tenant": "low"})], [low]))
-    async with world(api_keys_file=tmp_path / "keys.yaml") as w:
+    file, keys = key_file(tmp_path, [Tenant(name="low", priority="low")], low=["infer", "gateway"])
+    async with world(api_keys_file=file) as w:
         await w.seat("s1", "m")
         w.manager.auto = False
-        headers = {"Authorization": f"Bearer {token}"}
+        headers = {"Authorization": f"Bearer {keys['low']}"}
         hold = asyncio.create_task(w.call("GET", "/v1/hold?model=m", headers=headers))
         await until(lambda: w.held("m") == 1, what="a permit is waited for")
         (held,) = w.router.traffic.table.models["m"].held.values()

@@ -2,8 +2,9 @@
 
 import asyncio
 import itertools
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -61,9 +62,6 @@ class Manager:
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.received if isinstance(message, kind)]
-
-    def acks(self, seat: str) -> list[int]:
-        return [ack.in_flight for ack in self.of(DrainAck) if ack.seat == seat]
 
     async def put(self, seat: str, state: SeatState = SeatState.PARKED, **fields: Any) -> SeatRecord:
         """Write a row of the roster without an event."""
@@ -175,12 +173,33 @@ class World:
 
     async def _ask(self, body: dict[str, Any], **headers: str) -> "Answered":
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.http.post(f"{self.url}/v1/chat/completions", json=body, headers=named) as response:
-            return Answered(response.status, response.headers.copy(), await response.read())
+        return await self.fetch("POST", f"{self.router.url}/v1/chat/completions", json=body, headers=named)
+
+    async def hold(self, model: str, **more: Any) -> "asyncio.Task[Answered]":
+        """Ask, and wait until the router holds the call."""
+        before = self.held(model)
+        call = self.ask(model, **more)
+        await until(lambda: self.held(model) > before, what=f"a call of {model} is held", saw=lambda: call)
+        return call
+
+    async def last(self, kind: type[Any], check: Callable[[Any], object]) -> Any:
+        """Wait until the last message of a kind that the manager has received is as wanted; return it."""
+        of = self.manager.of
+        return await until(
+            lambda: next((one for one in of(kind)[-1:] if check(one)), None),
+            what=f"the last {kind.__name__} is as wanted",
+            saw=lambda: of(kind),
+        )
 
     async def call(self, method: str, path: str, **how: Any) -> "Answered":
-        async with self.http.request(method, self.url + path, **how) as response:
+        return await self.fetch(method, self.url + path, **how)
+
+    async def fetch(self, method: str, url: str, **how: Any) -> "Answered":
+        async with self.http.request(method, url, **how) as response:
             return Answered(response.status, response.headers.copy(), await response.read())
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", int(self.url.rpartition(":")[2]))
 
     def held(self, model: str) -> int:
         known = self.router.traffic.table.models.get(model)
@@ -196,8 +215,6 @@ class Answered:
 
     @property
     def json(self) -> Any:
-        import json
-
         return json.loads(self.body)
 
     @property
