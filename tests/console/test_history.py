@@ -44,54 +44,51 @@ async def story_of(w: Shown, request: str) -> Any:
     return found[0]
 
 
-async def test_the_stream_of_events_begins_with_the_stored_ones_since_a_time_if_no_id_is_given():
-    async with shown() as w:
-        begin, known = time.time() - 60, [decided(decision="stay", at=time.time() - age) for age in (90, 30)]
-        for event in known:
-            w.server.stored[event.id] = (event.subject, event.body(), event.at)
+async def test_the_stream_of_events_begins_with_the_stored_ones_since_a_time_if_no_id_is_given(w: Shown):
+    begin, known = time.time() - 60, [decided(decision="stay", at=time.time() - age) for age in (90, 30)]
+    w.store(*known)
 
-        async def first(query: str, **headers: str) -> str:
-            async with w.http.get(f"{w.url}/v1/events?since={begin}{query}", headers=headers) as stream:
-                async for line in stream.content:
-                    if line.startswith(b"id: "):
-                        return line[4:-1].decode()
-            raise AssertionError("the stream has ended")
+    async def first(query: str, **headers: str) -> str:
+        async with w.http.get(f"{w.url}/v1/events?since={begin}{query}", headers=headers) as stream:
+            async for line in stream.content:
+                if line.startswith(b"id: "):
+                    return line[4:-1].decode()
+        raise AssertionError("the stream has ended")
 
-        assert await first("") == known[1].id
-        assert await first("", **{"Last-Event-ID": known[0].id}) == known[1].id
-        assert await first("&after=unknown") == known[0].id
-        assert (await w.call("GET", "/v1/events?since=soon")).code == "invalid_field"
+    assert await first("") == known[1].id
+    assert await first("", **{"Last-Event-ID": known[0].id}) == known[1].id
+    assert await first("&after=unknown") == known[0].id
+    assert (await w.call("GET", "/v1/events?since=soon")).code == "invalid_field"
 
 
-async def test_readers_of_the_past_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with shown() as w:
-        event = decided(decision="stay", at=time.time() - 30)
-        w.server.stored[event.id] = (event.subject, event.body(), event.at)
-        replay, reading, most = w.console.history._bus.replay, 0, 0
+async def test_readers_of_the_past_take_turns(w: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = decided(decision="stay", at=time.time() - 30)
+    w.store(event)
+    replay, reading, most = w.console.history._bus.replay, 0, 0
 
-        async def counted(**how: Any) -> AsyncIterator[Message]:
-            nonlocal reading, most
-            reading, most = reading + 1, max(most, reading + 1)
-            try:
-                for _ in range(10):
-                    await asyncio.sleep(0)
-                async for one in replay(**how):
-                    yield one
-            finally:
-                reading -= 1
+    async def counted(**how: Any) -> AsyncIterator[Message]:
+        nonlocal reading, most
+        reading, most = reading + 1, max(most, reading + 1)
+        try:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            async for one in replay(**how):
+                yield one
+        finally:
+            reading -= 1
 
-        monkeypatch.setattr(w.console.history._bus, "replay", counted)
+    monkeypatch.setattr(w.console.history._bus, "replay", counted)
 
-        async def first() -> bytes:
-            async with w.http.get(f"{w.url}/v1/events?since=1") as stream:
-                return b"".join([await stream.content.readline() for _ in range(3)])
+    async def first() -> bytes:
+        async with w.http.get(f"{w.url}/v1/events?since=1") as stream:
+            return b"".join([await stream.content.readline() for _ in range(3)])
 
-        async def listed() -> bytes:
-            return (await w.call("GET", "/v1/history")).body
+    async def listed() -> bytes:
+        return (await w.call("GET", "/v1/history")).body
 
-        answers = await asyncio.gather(*(ask() for _ in range(4) for ask in (first, listed)))
-        assert all(event.id.encode() in answer for answer in answers)
-        assert most == 1
+    answers = await asyncio.gather(*(ask() for _ in range(4) for ask in (first, listed)))
+    assert all(event.id.encode() in answer for answer in answers)
+    assert most == 1
 
 
 async def test_who_waits_for_another_reader_is_told_so_and_has_all_of_its_own_time(
@@ -128,24 +125,23 @@ async def test_who_waits_for_another_reader_is_told_so_and_has_all_of_its_own_ti
 
 
 async def test_an_id_is_looked_for_among_the_events_since_a_time_if_both_are_given(
+    w: Shown,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with shown() as w:
-        begin, known = time.time() - 60, [decided(decision="stay", at=time.time() - age) for age in (90, 30, 20)]
-        for event in known:
-            w.server.stored[event.id] = (event.subject, event.body(), event.at)
-        replay, asked = w.console.history._bus.replay, list[dict[str, Any]]()
+    begin, known = time.time() - 60, [decided(decision="stay", at=time.time() - age) for age in (90, 30, 20)]
+    w.store(*known)
+    replay, asked = w.console.history._bus.replay, list[dict[str, Any]]()
 
-        def noted(**how: Any) -> AsyncIterator[Message]:
-            asked.append(how)
-            return replay(**how)
+    def noted(**how: Any) -> AsyncIterator[Message]:
+        asked.append(how)
+        return replay(**how)
 
-        monkeypatch.setattr(w.console.history._bus, "replay", noted)
-        headers = {"Last-Event-ID": known[1].id}
-        async with w.http.get(f"{w.url}/v1/events?since={begin}", headers=headers) as stream:
-            text = b"".join([await stream.content.readline() for _ in range(3)]).decode()
-        assert f"id: {known[2].id}" in text
-        assert asked == [{"since": begin}]
+    monkeypatch.setattr(w.console.history._bus, "replay", noted)
+    headers = {"Last-Event-ID": known[1].id}
+    async with w.http.get(f"{w.url}/v1/events?since={begin}", headers=headers) as stream:
+        text = b"".join([await stream.content.readline() for _ in range(3)]).decode()
+    assert f"id: {known[2].id}" in text
+    assert asked == [{"since": begin}]
 
 
 def decided(**fields: Any) -> GroupDecided:
@@ -153,83 +149,79 @@ def decided(**fields: Any) -> GroupDecided:
     return GroupDecided.model_validate(facts | fields)
 
 
-async def test_history_is_selected_by_kind_model_group_op_and_time():
-    async with shown() as w:
-        await w.seat("s0", "llama")
-        await w.seat("s1", "qwen")
-        await w.manager.move("s0", SeatState.ACTIVATING)
-        await w.manager.bus.publish(decided(model="llama", victim_model="qwen"))
-        await w.manager.bus.publish(decided(model="llama", decision="stay", op="", group="G1"))
+async def test_history_is_selected_by_kind_model_group_op_and_time(w: Shown):
+    await w.seat("s0", "llama")
+    await w.seat("s1", "qwen")
+    await w.manager.move("s0", SeatState.ACTIVATING)
+    await w.manager.bus.publish(decided(model="llama", victim_model="qwen"))
+    await w.manager.bus.publish(decided(model="llama", decision="stay", op="", group="G1"))
 
-        async def found(query: str = "") -> list[str]:
-            body = (await w.call("GET", f"/v1/history{query}")).json
-            assert body["complete"] is True
-            return [event.get("decision") or event["state"] for event in body["events"]]
+    async def found(query: str = "") -> list[str]:
+        body = (await w.call("GET", f"/v1/history{query}")).json
+        assert body["complete"] is True
+        return [event.get("decision") or event["state"] for event in body["events"]]
 
-        assert await found() == ["activating", "switch", "stay"]
-        assert await found("?model=qwen") == ["switch"]
-        assert await found("?model=llama&kind=stay") == ["stay"]
-        assert await found("?kind=decided&group=G0") == ["switch"]
-        assert await found("?kind=leased") == ["activating"]
-        assert await found("?op=G0-7") == ["switch"]
-        for future in ("99999999999", "1e30"):
-            assert await found(f"?since={future}") == []
-        assert await found("?since=-1e15") == await found("")
-        newest = (await w.call("GET", "/v1/history?limit=1")).json
-        assert (newest["events"][0]["decision"], newest["complete"]) == ("stay", False)
-        for query in ("?since=soon", "?since=nan", "?limit=0", "?limit=inf"):
-            assert (await w.call("GET", f"/v1/history{query}")).status == 400
-        unknown = await w.call("GET", "/v1/history?kind=swich")
-        assert (unknown.status, "stay, switch" in unknown.json["error"]["message"]) == (400, True)
-        w.bus.cut()
-        assert (await w.call("GET", "/v1/history")).status == 503
+    assert await found() == ["activating", "switch", "stay"]
+    assert await found("?model=qwen") == ["switch"]
+    assert await found("?model=llama&kind=stay") == ["stay"]
+    assert await found("?kind=decided&group=G0") == ["switch"]
+    assert await found("?kind=leased") == ["activating"]
+    assert await found("?op=G0-7") == ["switch"]
+    for future in ("99999999999", "1e30"):
+        assert await found(f"?since={future}") == []
+    assert await found("?since=-1e15") == await found("")
+    newest = (await w.call("GET", "/v1/history?limit=1")).json
+    assert (newest["events"][0]["decision"], newest["complete"]) == ("stay", False)
+    for query in ("?since=soon", "?since=nan", "?limit=0", "?limit=inf"):
+        assert (await w.call("GET", f"/v1/history{query}")).status == 400
+    unknown = await w.call("GET", "/v1/history?kind=swich")
+    assert (unknown.status, "stay, switch" in unknown.json["error"]["message"]) == (400, True)
+    w.bus.cut()
+    assert (await w.call("GET", "/v1/history")).status == 503
 
 
-async def test_stored_events_of_another_release_are_skipped_and_not_logged():
+async def test_stored_events_of_another_release_are_skipped_and_not_logged(w: Shown):
     """The stream keeps a week, over upgrades; a kind of this release that cannot be read is logged."""
-    async with shown() as w:
-        known = decided(decision="stay", at=time.time())
-        w.server.stored[known.id] = (known.subject, known.body(), known.at)
-        w.server.stored["old"] = ("kyb.v1.evt.n1.G0.operation", b'{"cause": "c"}', known.at)
-        w.server.stored["torn"] = ("kyb.v1.evt.n1.G0.decided", b"{", known.at)
-        with capture_logs() as logs:
-            found = (await w.call("GET", "/v1/history")).json
-        assert [one["id"] for one in found["events"]] == [known.id]
-        unreadable = [line["subject"] for line in logs if line["event"] == "message.unreadable"]
-        assert unreadable == ["kyb.v1.evt.n1.G0.decided"]
-        assert (await w.call("GET", "/v1/history?kind=operation")).status == 400
+    known = decided(decision="stay", at=time.time())
+    w.store(known)
+    w.server.stored["old"] = ("kyb.v1.evt.n1.G0.operation", b'{"cause": "c"}', known.at)
+    w.server.stored["torn"] = ("kyb.v1.evt.n1.G0.decided", b"{", known.at)
+    with capture_logs() as logs:
+        found = (await w.call("GET", "/v1/history")).json
+    assert [one["id"] for one in found["events"]] == [known.id]
+    unreadable = [line["subject"] for line in logs if line["event"] == "message.unreadable"]
+    assert unreadable == ["kyb.v1.evt.n1.G0.decided"]
+    assert (await w.call("GET", "/v1/history?kind=operation")).status == 400
 
 
-async def test_an_event_of_a_node_whose_clock_is_ahead_is_found_by_its_own_time():
+async def test_one_event_is_found_by_its_own_time_also_if_the_clock_of_its_node_is_ahead(w: Shown, url: str):
     """The page asks so for the event that its address names."""
-    async with shown() as w:
-        event = decided(decision="stay", at=time.time() - 60)
-        w.server.stored[event.id] = (event.subject, event.body(), event.at - 2.0)
-        found = (await w.call("GET", f"/v1/history?since={event.at}&until={event.at}")).json
-        assert [one["id"] for one in found["events"]] == [event.id]
+    before, event, after = (decided(decision="stay", at=time.time() - age) for age in (5000, 4000, 3000))
+    w.store(before, event, after)
+    w.server.stored[event.id] = (event.subject, event.body(), event.at - 2.0)
+    found = (await w.fetch("GET", f"{url}history?since={event.at}&until={event.at}")).json
+    assert [one["id"] for one in found["events"]] == [event.id]
 
 
-async def test_a_held_request_leaves_its_story_and_one_that_was_served_at_once_does_not():
-    async with shown() as w:
-        await w.seat("s0", "llama")
-        w.manager.auto = False
-        held = w.ask("llama", X_Request_Id="req-7")
-        await until(lambda: w.held("llama") == 1, what="the request is held")
-        await w.manager.bus.publish(decided(model="llama", incoming="s0", cause="req-7", reason="it waits"))
-        await w.manager.activate("s0", "req-7")
-        assert (await held).status == 200
-        assert (await w.ask("llama", X_Request_Id="req-8")).status == 200
+async def test_a_held_request_leaves_its_story_and_one_that_was_served_at_once_does_not(w: Shown):
+    await w.seat("s0", "llama")
+    w.manager.auto = False
+    held = await w.hold("llama", X_Request_Id="req-7")
+    await w.manager.bus.publish(decided(model="llama", incoming="s0", cause="req-7", reason="it waits"))
+    await w.manager.activate("s0", "req-7")
+    assert (await held).status == 200
+    assert (await w.ask("llama", X_Request_Id="req-8")).status == 200
 
-        story = await story_of(w, "req-7")
-        assert story["request"]["model"] == "llama"
-        assert (story["request"]["seat"], story["request"]["status"]) == ("s0", 200)
-        assert story["request"]["held_seconds"] > 0
-        assert set(story["phases"]) == {"hold", "control", "first_byte"}
-        steps = [step["step"] for step in story["steps"]]
-        assert steps == ["arrived", "decided", "leased", "activated", "forwarded", "first-byte", "ended"]
-        assert [step["at"] for step in story["steps"]] == sorted(step["at"] for step in story["steps"])
-        missing = await w.call("GET", "/v1/requests/req-8")
-        assert (missing.status, missing.code) == (404, "no_record")
+    story = await story_of(w, "req-7")
+    assert story["request"]["model"] == "llama"
+    assert (story["request"]["seat"], story["request"]["status"]) == ("s0", 200)
+    assert story["request"]["held_seconds"] > 0
+    assert set(story["phases"]) == {"hold", "control", "first_byte"}
+    steps = [step["step"] for step in story["steps"]]
+    assert steps == ["arrived", "decided", "leased", "activated", "forwarded", "first-byte", "ended"]
+    assert [step["at"] for step in story["steps"]] == sorted(step["at"] for step in story["steps"])
+    missing = await w.call("GET", "/v1/requests/req-8")
+    assert (missing.status, missing.code) == (404, "no_record")
 
 
 def test_a_request_is_forwarded_after_its_seat_was_activated_also_when_its_hold_began_late():
@@ -271,8 +263,7 @@ async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
     async with shown(router={"hold_seconds": 2.0}) as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
-        waits = w.ask("llama", X_Request_Id="req-9")
-        await until(lambda: w.held("llama") == 1, what="the request is held")
+        waits = await w.hold("llama", X_Request_Id="req-9")
         await w.manager.bus.publish(decided(model="llama", decision="stay", op="", reason="pinned"))
         assert (await waits).status == 503
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from kybernate.seat import SeatState
-from tests.console.world import shown
+from tests.console.world import Shown, shown
 from tests.openapi import attack, document, operations, plain
 
 ENDLESS = "/v1/events"
@@ -24,10 +24,9 @@ async def test_the_document_has_every_route_and_no_other() -> None:
     assert {(method, plain(verbs.sub("/{}", path))) for method, path in operations("console")} == served
 
 
-async def test_generated_requests_get_the_answers_of_the_document() -> None:
-    async with shown() as w:
-        await w.seat("s1", "m", SeatState.ACTIVE)
-        for path in document("console")["paths"]:
-            if path != ENDLESS:
-                assert await asyncio.to_thread(attack, document("console"), w.url, path) > 0, path
-        assert (await w.call("GET", "/healthz")).status == 200
+async def test_generated_requests_get_the_answers_of_the_document(w: Shown) -> None:
+    await w.seat("s1", "m", SeatState.ACTIVE)
+    for path in document("console")["paths"]:
+        if path != ENDLESS:
+            assert await asyncio.to_thread(attack, document("console"), w.url, path) > 0, path
+    assert (await w.call("GET", "/healthz")).status == 200

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import aiohttp
 
-from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.messages import SeatActivated
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
+from tests.bus.worlds import connected
 from tests.until import until
 
 
@@ -59,8 +59,7 @@ async def test_it_starts_before_nats_resumes_events_and_ends_at_sigterm_while_a_
         await until(lambda: answers("/readyz", 503), what="it is not ready without NATS")
         async with NatsServer(tmp_path / "nats", port) as server:
             await init(server.url)
-            async with NatsBus(server.url, source="kyb/test", name="test").opened() as bus:
-                await bus.until_connected()
+            async with connected(server.url) as bus:
                 row = SeatRecord(node="n", seat="s0", state=SeatState.ACTIVE, epoch=1, model="m", reported_at=1.0)
                 await (await bus.bucket(BUCKET)).put(row.key, row.model_dump_json().encode())
                 past = [

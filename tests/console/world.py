@@ -6,11 +6,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kybernate.dev.memory_bus import MemoryBus
+from kybernate.envelope import Message
 from kybernate.seat import SeatState
 from services.console.service import Console, open_console
 from services.console.settings import ConsoleSettings
 from tests.router.engine import Engine
-from tests.router.world import NODE, Answered, World, end, world
+from tests.router.world import NODE, World, end, world
 from tests.until import until
 
 BOTH = ("api_keys_file", "speed")
@@ -33,11 +34,9 @@ class Shown(World):
         rows = self.console.cluster.seats.rows
         await until(lambda: f"{node}.{seat}" in rows or not self.bus.connected, what=f"the console knows seat {seat}")
 
-    async def _ask(self, body: dict[str, Any], **headers: str) -> Answered:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        url = f"{self.router.url}/v1/chat/completions"
-        async with self.http.post(url, json=body, headers=named) as response:
-            return Answered(response.status, response.headers.copy(), await response.read())
+    def store(self, *events: Message) -> None:
+        """Let the stream have them."""
+        self.server.stored |= {event.id: (event.subject, event.body(), event.at) for event in events}
 
 
 @asynccontextmanager
