@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.stack import RawEngine, Stack
+from tests.attacks.stack import RawEngine, Stack, serving
 
 HERE = Path(__file__).parent
 
@@ -13,9 +13,8 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, RawEngine]]:
     """A router with default settings, and the engine of its model ``llama``."""
-    with RawEngine() as engine, Stack(tmp_path_factory.mktemp("stack")) as stack:
-        stack.seat("s0", "llama", engine.endpoint)
-        yield stack, engine
+    with serving(tmp_path_factory.mktemp("stack")) as both:
+        yield both
 
 
 @pytest.fixture

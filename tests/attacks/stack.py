@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
 from kybernate.dev.counting import counting_routers
 from kybernate.dev.nats_server import NatsServer
-from kybernate.envelope import Message
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
 from services.router.settings import RouterConstants
+from tests.bus.worlds import connected
 
 PATIENCE_SECONDS = 120.0
 """For what must happen on a busy machine; no test asserts a time."""
@@ -48,7 +47,6 @@ class RawEngine:
     answer: Answer = whole
     heads: list[bytes] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
-    connections: int = 0
     running: int = 0
     most_running: int = 0
 
@@ -81,7 +79,6 @@ class RawEngine:
             except OSError:
                 return
             self._open.add(connection)
-            self.connections += 1
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
@@ -148,10 +145,11 @@ class Response:
 
 
 class Stack:
-    """A router with its bus. ``settings`` are ``KYB_*`` without the prefix, in lower case, and constants of it."""
+    """A router with its bus. ``settings`` are ``KYB_*`` without the prefix, in lower case, and constants of it;
+    ``shell``: a command before it."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(self, folder: Path, shell: str = "", **settings: object) -> None:
+        self._folder, self._shell, self._settings = folder, shell, settings
         self._loop = asyncio.new_event_loop()
         self._seqs = iter(range(1, 10**9))
         self._stack = contextlib.AsyncExitStack()
@@ -177,6 +175,8 @@ class Stack:
         self.log = self._folder / "router.log"
         with self.log.open("wb") as out:
             command = [sys.executable, "-m", "tests.quick", "services.router", *constants]
+            if self._shell:
+                command = ["bash", "-c", f'{self._shell} && exec "$@"', "bash", *command]
             self.process = subprocess.Popen(command, env=env, stderr=out)
         self.wait(self._logged_port, "the router logs its address")
         self.wait(lambda: self.get("/readyz").status == 200, "the router is ready")
@@ -194,10 +194,7 @@ class Stack:
         server = await self._stack.enter_async_context(NatsServer(self._folder / "nats"))
         await init(server.url)
         self.nats_url = server.url
-        self.bus = await self._stack.enter_async_context(
-            NatsBus(server.url, source="kyb/test", name="attacks").opened()
-        )
-        await self.bus.until_connected()
+        self.bus = await self._stack.enter_async_context(connected(server.url))
         await self._stack.enter_async_context(counting_routers(self.bus, "n1"))
 
     def run(self, work: Any) -> Any:
@@ -225,20 +222,13 @@ class Stack:
 
     # --- the cluster --------------------------------------------------------------------------------------------------
 
-    def seat(self, name: str, model: str, endpoint: str, state: SeatState = SeatState.ACTIVE, **fields: Any) -> None:
-        """Write a row of the roster, and wait until the router knows the model."""
+    def seat(
+        self, name: str, model: str, endpoint: str, state: SeatState = SeatState.ACTIVE, *key: bytes, **fields: Any
+    ) -> None:
+        """Write a row of the roster, and wait until the router knows the model; ``key``: the header of one."""
         at = next(self._seqs)
-        record = SeatRecord(
-            node="n1",
-            seat=name,
-            model=model,
-            endpoint=endpoint,
-            state=state,
-            epoch=at,
-            seq=at,
-            since=time.time(),
-            **fields,
-        )
+        fields |= {"node": "n1", "seat": name, "model": model, "endpoint": endpoint, "state": state}
+        record = SeatRecord.model_validate(fields | {"epoch": at, "seq": at, "since": time.time()})
 
         async def put() -> None:
             bucket = await self.bus.bucket(BUCKET)
@@ -247,12 +237,9 @@ class Stack:
         self.run(put())
         states = {"active": SeatState.ACTIVE, "parked": SeatState.PARKED}
         self.wait(
-            lambda: states.get(json.loads(self.get(f"/v1/models/{model}").body).get("state", "")) is state,
+            lambda: states.get(json.loads(self.get(f"/v1/models/{model}", *key).body).get("state", "")) is state,
             f"the router knows that {model} is {state}",
         )
-
-    def publish(self, message: Message) -> None:
-        self.run(self.bus.publish(message))
 
     # --- the caller ---------------------------------------------------------------------------------------------------
 
@@ -276,8 +263,9 @@ class Stack:
                 response = Response(response.raw + more)
             return response
 
-    def get(self, path: str) -> Response:
-        return self.send(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+    def get(self, path: str, *headers: bytes) -> Response:
+        head = [b"GET %s HTTP/1.1" % path.encode(), b"Host: x", b"Connection: close", *headers]
+        return self.send(b"\r\n".join(head) + b"\r\n\r\n")
 
     def post(self, path: str, body: bytes, *headers: bytes) -> Response:
         return self.send(request(path, body, b"Connection: close", *headers))
@@ -314,6 +302,14 @@ class Stack:
         return int(found[1]) * 1024
 
 
+@contextlib.contextmanager
+def serving(folder: Path, state: SeatState = SeatState.ACTIVE, **settings: Any) -> Iterator[tuple[Stack, RawEngine]]:
+    """A stack with these settings, and the engine of its model ``llama``."""
+    with RawEngine() as engine, Stack(folder, **settings) as stack:
+        stack.seat("s0", "llama", engine.endpoint, state)
+        yield stack, engine
+
+
 def request(path: str, body: bytes, *headers: bytes, method: bytes = b"POST") -> bytes:
     """Return the bytes of a request with a body of known length."""
     head = [method + b" " + path.encode() + b" HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers]
@@ -335,9 +331,3 @@ def receive(connection: socket.socket, until: bytes = b"") -> bytes:
 def call(model: str = "llama", **fields: object) -> bytes:
     """Return the body of a call."""
     return json.dumps({"model": model, "prompt": "hi", **fields}).encode()
-
-
-def lines(connection: socket.socket) -> Iterator[bytes]:
-    """Yield the lines that arrive on a connection."""
-    with connection.makefile("rb") as file:
-        yield from file

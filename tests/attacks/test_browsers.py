@@ -1,23 +1,16 @@
 """Web pages that a browser on this machine shows: cross-site requests, DNS rebinding, and pages that are allowed."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.attacks.stack import RawEngine, Response, Stack, call
+from kybernate.dev.nats_server import free_port
+from tests.attacks.stack import RawEngine, Response, Stack, call, serving
 
 CHROME = b"User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36"
 COMMANDS = ["/v1/seats/s0/park", "/v1/seats/s0/pin", "/v1/groups/g/drain", "/v1/nodes/n1/drain", "/v1/wake"]
 CALLS = ["/v1/chat/completions"]
 PAGE = b"https://chat.example"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, RawEngine]]:
-    with RawEngine() as engine, Stack(tmp_path_factory.mktemp("browsers")) as stack:
-        stack.seat("s0", "llama", engine.endpoint)
-        yield stack, engine
 
 
 def ask(stack: Stack, method: str, path: str, host: bytes, *headers: bytes, body: bytes = b"") -> Response:
@@ -41,19 +34,18 @@ def ask(stack: Stack, method: str, path: str, host: bytes, *headers: bytes, body
     ],
 )
 def test_a_page_elsewhere_commands_and_asks_nothing(
-    site: tuple[Stack, RawEngine], path: str, host: bytes, headers: tuple[bytes, ...]
+    stack: Stack, engine: RawEngine, path: str, host: bytes, headers: tuple[bytes, ...]
 ) -> None:
-    stack, engine = site
     response = ask(stack, "POST", path, host, *headers, body=call())
     assert (response.status, response.code) in [(403, "wrong_origin"), (403, "wrong_host")]
     assert not engine.heads
 
 
 @pytest.mark.parametrize("path", ["/v1/seats", "/v1/events", "/v1/models", "/v1/hold?model=llama", "/metrics"])
-def test_a_rebound_page_reads_nothing(site: tuple[Stack, RawEngine], path: str) -> None:
-    response = ask(site[0], "GET", path, b"evil.example:8780", CHROME)
+def test_a_rebound_page_reads_nothing(stack: Stack, path: str) -> None:
+    response = ask(stack, "GET", path, b"evil.example:8780", CHROME)
     assert (response.status, response.code) == (403, "wrong_host")
-    marked = ask(site[0], "GET", path, b"127.0.0.1", CHROME, b"Sec-Fetch-Site: cross-site")
+    marked = ask(stack, "GET", path, b"127.0.0.1", CHROME, b"Sec-Fetch-Site: cross-site")
     assert (marked.status, marked.code) == (403, "wrong_origin")
 
 
@@ -66,34 +58,27 @@ def test_a_rebound_page_reads_nothing(site: tuple[Stack, RawEngine], path: str) 
         (b"User-Agent: node", b"Sec-Fetch-Mode: cors", b"Accept-Language: *"),  # openai-node, by Node's own fetch
     ],
 )
-def test_programs_need_nothing_configured(
-    site: tuple[Stack, RawEngine], host: bytes, headers: tuple[bytes, ...]
-) -> None:
-    stack, engine = site
+def test_programs_need_nothing_configured(stack: Stack, host: bytes, headers: tuple[bytes, ...]) -> None:
     assert ask(stack, "POST", CALLS[0], host, *headers, body=call()).status == 200
     assert ask(stack, "GET", "/v1/models", host, *headers).status == 200
-    engine.heads.clear()
 
 
-def test_a_browser_at_an_address_of_this_port_reads_its_answers(site: tuple[Stack, RawEngine]) -> None:
+def test_a_browser_at_an_address_of_this_port_reads_its_answers(stack: Stack) -> None:
     for host in (b"127.0.0.1:8780", b"[::1]:8780", b"localhost:8780", b"kyb.localhost"):
-        assert ask(site[0], "GET", "/v1/models", host, CHROME, b"Sec-Fetch-Site: none").status == 200
-        assert ask(site[0], "POST", CALLS[0], host, b"Origin: http://" + host, body=call()).status == 200
-    site[1].heads.clear()
+        assert ask(stack, "GET", "/v1/models", host, CHROME, b"Sec-Fetch-Site: none").status == 200
+        assert ask(stack, "POST", CALLS[0], host, b"Origin: http://" + host, body=call()).status == 200
 
 
-def test_the_operations_port_is_not_used_across_sites(tmp_path: Path) -> None:
-    with Stack(tmp_path / "stack", health_port=free_port()) as stack:
-        stack.port = int(stack._settings["health_port"])  # type: ignore[call-overload]
+def test_the_operations_port_is_not_used_across_sites(folder: Path) -> None:
+    with Stack(folder, health_port=(port := free_port())) as stack:
+        stack.port = port
         assert ask(stack, "GET", "/metrics", b"prometheus.svc").status == 200
         assert ask(stack, "GET", "/metrics", b"evil.example", CHROME).status == 403
         assert ask(stack, "GET", "/metrics", b"127.0.0.1", b"Sec-Fetch-Site: cross-site").status == 403
 
 
-def test_a_configured_page_calls_and_reads_and_its_name_leads_here(tmp_path: Path) -> None:
-    origins = f"{PAGE.decode()}, http://kyb.example:8780"
-    with RawEngine() as engine, Stack(tmp_path / "stack", cors_origins=origins) as stack:
-        stack.seat("s0", "llama", engine.endpoint)
+def test_a_configured_page_calls_and_reads_and_its_name_leads_here(folder: Path) -> None:
+    with serving(folder, cors_origins=f"{PAGE.decode()}, http://kyb.example:8780") as (stack, engine):
 
         def allowing(connection: object, head: bytes, body: bytes) -> bool:
             assert b"origin" not in head.lower(), "an engine with a list of origins would refuse it"
@@ -115,10 +100,3 @@ def test_a_configured_page_calls_and_reads_and_its_name_leads_here(tmp_path: Pat
                 assert answer.header("Vary") == "Origin"
         refused = ask(stack, "OPTIONS", CALLS[0], b"10.0.0.1", b"Origin: https://evil.example", *asks)
         assert (refused.status, refused.header("Access-Control-Allow-Origin")) == (403, None)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

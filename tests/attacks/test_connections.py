@@ -5,17 +5,16 @@ import resource
 import socket
 import ssl
 import struct
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from kybernate.dev.nats_server import free_port
 from kybernate.seat import SeatState
-from tests.attacks.stack import RawEngine, Response, Stack, call, receive, request
+from tests.attacks.stack import Response, Stack, call, receive, request, serving
 from tests.bus.guarded import certificates
 
 MIB = 2**20
@@ -52,12 +51,11 @@ def _descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_partial_heads_take_little_memory_and_others_are_served(tmp_path: Path) -> None:
+def test_partial_heads_take_little_memory_and_others_are_served(folder: Path) -> None:
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + b"".join(
         b"X-%d: %s\r\n" % (at, b"y" * 480) for at in range(126)
     )
-    with RawEngine() as engine, Stack(tmp_path / "stack") as stack:
-        stack.seat("s0", "llama", engine.endpoint)
+    with serving(folder) as (stack, _):
         before = stack.memory_bytes()
         for size in (16_000, len(head)):
             with many(stack, 6000, head[:size]):
@@ -68,7 +66,7 @@ def test_partial_heads_take_little_memory_and_others_are_served(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["heads without their body", "heads of held calls", "bytes after held calls"])
-def test_what_waits_in_complete_requests_is_counted(tmp_path: Path, kind: str) -> None:
+def test_what_waits_in_complete_requests_is_counted(folder: Path, kind: str) -> None:
     body = call()
     head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % (PATH.encode(), len(body))
     if kind == "bytes after held calls":  # they come with a request that is answered at once
@@ -76,8 +74,7 @@ def test_what_waits_in_complete_requests_is_counted(tmp_path: Path, kind: str) -
     else:
         data = head + b"".join(b"X-%d: %s\r\n" % (at, b"y" * 115) for at in range(124)) + b"\r\n"
         data += body if kind == "heads of held calls" else b""
-    with RawEngine() as engine, Stack(tmp_path / "stack", held_bytes=20 * MIB) as stack:
-        stack.seat("s0", "llama", engine.endpoint, SeatState.PARKED)
+    with serving(folder, SeatState.PARKED, held_bytes=20 * MIB) as (stack, _):
         before = stack.memory_bytes()
         with many(stack, 2000, data):
             assert stack.get("/healthz").status == 200  # those before have been taken
@@ -101,8 +98,8 @@ class TlsStack(Stack):
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01"], ids=["silent", "a few bytes"])
-def test_connections_to_a_tls_port_that_never_shake_hands_take_little_memory(tmp_path: Path, first: bytes) -> None:
-    with TlsStack(tmp_path / "stack", connections=4096) as stack:
+def test_connections_to_a_tls_port_that_never_shake_hands_take_little_memory(folder: Path, first: bytes) -> None:
+    with TlsStack(folder, connections=4096) as stack:
         before = stack.memory_bytes()
         with many(stack, 3000, first):
             assert stack.memory_bytes() < 300 * MIB
@@ -111,8 +108,8 @@ def test_connections_to_a_tls_port_that_never_shake_hands_take_little_memory(tmp
         assert stack.memory_bytes(peak=True) < 300 * MIB
 
 
-def test_connections_to_a_tls_port_are_counted_when_they_are_accepted(tmp_path: Path) -> None:
-    with TlsStack(tmp_path / "stack", connections=100) as stack, many(stack, 300) as callers:
+def test_connections_to_a_tls_port_are_counted_when_they_are_accepted(folder: Path) -> None:
+    with TlsStack(folder, connections=100) as stack, many(stack, 300) as callers:
 
         def closed() -> int:
             found = 0
@@ -122,15 +119,14 @@ def test_connections_to_a_tls_port_are_counted_when_they_are_accepted(tmp_path: 
                     found += caller.recv(1) == b""
             return found
 
-        stack_open = 0
         deadline = time.monotonic() + 8  # before a limit of time closes them
-        while (stack_open := 300 - closed()) > 100 and time.monotonic() < deadline:
+        while (left := 300 - closed()) > 100 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert stack_open <= 100
+        assert left <= 100
 
 
-def test_an_idle_tls_connection_takes_40_kib(tmp_path: Path) -> None:
-    with TlsStack(tmp_path / "stack") as stack:
+def test_an_idle_tls_connection_takes_40_kib(folder: Path) -> None:
+    with TlsStack(folder) as stack:
         ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
         before, open_ones = stack.memory_bytes(), []
         for _ in range(500):
@@ -144,9 +140,8 @@ def test_an_idle_tls_connection_takes_40_kib(tmp_path: Path) -> None:
         assert each < 48 * 1024, "40 KiB, and the heap's fragments"
 
 
-def test_callers_who_left_are_gone_and_no_engine_computes_for_them(tmp_path: Path) -> None:
-    with RawEngine() as engine, Stack(tmp_path / "stack") as stack:
-        stack.seat("s0", "llama", engine.endpoint, SeatState.PARKED)
+def test_callers_who_left_are_gone_and_no_engine_computes_for_them(folder: Path) -> None:
+    with serving(folder, SeatState.PARKED) as (stack, engine):
         linger = struct.pack("ii", 1, 0)
         for more, reset in ((b"x" * 500_000, True), (b"x" * 10_000, False), (b"", True)):
             with many(stack, 100, request(PATH, call()) + more[:1]) as callers:
@@ -166,54 +161,25 @@ def test_callers_who_left_are_gone_and_no_engine_computes_for_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize("hard", [1024, 20_000])
-def test_too_few_descriptors_leave_room_for_calls_and_do_not_fill_the_log(tmp_path: Path, hard: int) -> None:
-    with RawEngine() as engine, Stack(tmp_path / "stack", log_format="json") as stack:
-        stack.seat("s0", "llama", engine.endpoint)
-        assert stack.process is not None
-        stack.process.kill()
-        stack.process.wait()
-        # As a shell with ulimit -n: the limits are those of a process when it starts.
-        env = dict(line.split("=", 1) for line in Path("/proc/self/environ").read_text().split("\0") if "=" in line)
-        env = {name: value for name, value in env.items() if not name.startswith("KYB_")}
-        env |= {"KYB_PORT": "0", "KYB_LOG_FORMAT": "json", "KYB_NATS_URL": stack.nats_url}
-        limited = f"ulimit -Sn 1024 && ulimit -Hn {hard} && exec {sys.executable} -m services.router"
-        with stack.log.open("wb") as out:
-            stack.process = subprocess.Popen(["bash", "-c", limited], env=env, stderr=out)
-        stack.wait(stack._logged_port, "the router logs its address")
-        stack.wait(lambda: stack.get("/v1/models/llama").status == 200, "the router knows the model")
-        kept = [stack.connect() for _ in range(6)]
-        found: list[int] = []
+def test_too_few_descriptors_leave_room_for_calls_and_do_not_fill_the_log(folder: Path, hard: int) -> None:
+    with serving(folder, shell=f"ulimit -Sn 1024 && ulimit -Hn {hard}") as (stack, _), contextlib.ExitStack() as opened:
+        kept = [opened.enter_context(stack.connect()) for _ in range(6)]
 
-        def ask(caller: socket.socket) -> None:
+        def ask(caller: socket.socket) -> int:
             caller.sendall(request(PATH, call()))
-            found.append(Response(receive(caller, b'{"ok":true}')).status)
+            return Response(receive(caller, b'{"ok":true}')).status
 
-        with many(stack, 1200, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
-            threads = [threading.Thread(target=ask, args=(caller,)) for caller in kept]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        for caller in kept:
-            caller.close()
-        assert found == [200] * 6
+        with many(stack, 1200, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"), ThreadPoolExecutor(6) as callers:
+            assert [*callers.map(ask, kept)] == [200] * 6
         assert len(stack.log.read_text().splitlines()) < 100
 
 
-def test_the_operations_port_closes_silent_and_partial_connections(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = int(server.getsockname()[1])
-    with Stack(tmp_path / "stack", health_port=port) as stack:
+def test_the_operations_port_closes_silent_and_partial_connections(folder: Path) -> None:
+    with Stack(folder, health_port=(port := free_port())) as stack:
         stack.port = port
-        with many(stack, 1000, b"GET /metrics HT") as callers:
-            assert len(callers) == 1000
-            deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                files = len(list(Path(f"/proc/{stack.pid}/fd").iterdir()))
-                if files < 100:
-                    break
-                time.sleep(0.2)
-            assert files < 100
+        with many(stack, 1000, b"GET /metrics HT"):
+            files = Path(f"/proc/{stack.pid}/fd")
+            stack.wait(lambda: len(list(files.iterdir())) < 100, "the connections are closed")
         answer = stack.get("/metrics")
         assert answer.status == 200
         assert answer.header("Server") is None

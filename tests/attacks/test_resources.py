@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.api_keys import dump, make
+from kybernate.dev.nats_server import free_port
 from kybernate.seat import SeatState
-from tests.attacks.stack import RawEngine, Response, Stack, call, receive, request
+from tests.attacks.stack import RawEngine, Response, Stack, call, receive, request, serving
+from tests.keys import key_file
 
 MIB = 2**20
 PATH = "/v1/chat/completions"
@@ -69,14 +70,12 @@ def test_200_bodies_that_are_complete_at_once_take_no_long_turn(folder: Path, ki
     if kind == "members":
         body = b'{"model":"llama"' + b"".join(b',"%d":1' % at for at in range(7000)) + b"}"
     assert 59_000 < len(body) < 64 * 1024
-    with RawEngine() as engine, Stack(folder) as stack, contextlib.ExitStack() as opened:
-        stack.seat("s0", "llama", engine.endpoint)
+    with serving(folder) as (stack, engine), contextlib.ExitStack() as opened:
         callers = [opened.enter_context(stack.connect()) for _ in range(200)]
         for caller in callers:
             caller.sendall(request(PATH, body)[:-1])
-        stack.wait(
-            lambda: stack.metric("kybernate_router_body_bytes") == 200 * (len(body) - 1), "all but one byte each"
-        )
+        arrived = 200 * (len(body) - 1)
+        stack.wait(lambda: stack.metric("kybernate_router_body_bytes") == arrived, "all but one byte each")
         assert stack.process is not None
         stack.process.send_signal(signal.SIGSTOP)
         for caller in callers:
@@ -88,11 +87,6 @@ def test_200_bodies_that_are_complete_at_once_take_no_long_turn(folder: Path, ki
                 assert b" 200 OK" in receive(caller, b'{"ok":true}')
         assert len(engine.bodies) == 200
     assert watch.seconds < 1.0, "seconds of CPU time in which no other caller was served"
-
-
-def test_members_at_the_top_are_counted(stack: Stack) -> None:
-    response = stack.post(PATH, b'{"model":"llama",' + b'"a":1,' * (4 * MIB) + b'"b":2}')
-    assert (response.status, response.code) == (400, "body_too_complex")
 
 
 def test_a_compressed_body_is_not_read(stack: Stack, engine: RawEngine) -> None:
@@ -111,10 +105,17 @@ def test_a_compressed_body_is_not_read(stack: Stack, engine: RawEngine) -> None:
         ((b"Content-Encoding: deflate",), call(), 415, "unsupported_content_encoding"),
         ((b"Content-Encoding: foo",), call(), 415, "unsupported_content_encoding"),
         ((b"Content-Encoding: identity, gzip",), call(), 415, "unsupported_content_encoding"),
+        ((), b"{", 400, "invalid_json"),
+        ((), b"[]", 400, "invalid_json"),
         ((), b"[" * 100_000, 400, "invalid_json"),
         ((), b'{"a":' * 100_000, 400, "body_too_complex"),
         ((), b'{"model": ' + b"9" * 5000 + b"}", 400, "model_missing"),
+        ((), b'{"messages": []}', 400, "model_missing"),
+        ((), b'{"model": "' + b"x" * 513 + b'"}', 400, "model_missing"),
+        ((), b'{"model": "no-such"}', 404, "model_not_found"),
+        ((), b'{"model":"llama",' + b'"a":1,' * (4 * MIB) + b'"b":2}', 400, "body_too_complex"),
         ((), b'{"model": "\\ud800"}', 400, "invalid_json"),
+        ((), b'{"model": "llama", "prompt": "\\ud83d"}', 400, "invalid_json"),
         ((), b'{"model": "a\\nb"}', 400, "model_missing"),
         ((), call().decode().encode("utf-16"), 400, "invalid_json"),
         ((), b'{"a":"' + b" " * 100_000 + b'","model":' + b'"x' * 5000 + b'"}', 400, "invalid_json"),
@@ -142,18 +143,16 @@ def test_a_body_of_any_size_reaches_the_engine_as_it_came(stack: Stack, engine: 
 
 
 def test_bodies_count_from_their_first_byte(folder: Path) -> None:
-    with RawEngine() as engine, Stack(folder, held_bytes=20 * MIB) as stack:
-        stack.seat("s0", "llama", engine.endpoint)
+    with serving(folder, held_bytes=20 * MIB) as (stack, _):
         with contextlib.ExitStack() as unfinished:
             opened = [unfinished.enter_context(stack.connect()) for _ in range(8)]
             for connection in opened:
                 connection.setblocking(False)
             part = request(PATH, b"x" * 8 * MIB)[:-MIB]
             left = dict.fromkeys(opened, part)
-            refused = 0
-            deadline = time.monotonic() + 30
+            refused, deadline = 0, time.monotonic() + 30
             while any(left.values()) and time.monotonic() < deadline and refused < 6:
-                for connection, data in [(connection, data) for connection, data in left.items() if data]:
+                for connection, data in [both for both in left.items() if both[1]]:
                     with contextlib.suppress(BlockingIOError, ConnectionError):
                         left[connection] = data[connection.send(data[: 2**18]) :]
                     with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -193,8 +192,7 @@ def test_a_caller_that_expects_100_continue_gets_it(stack: Stack, engine: RawEng
 
 
 def test_slow_callers_are_timed_out(folder: Path) -> None:
-    with RawEngine() as engine, Stack(folder, head_seconds=1, body_seconds=1, idle_seconds=2) as stack:
-        stack.seat("s0", "llama", engine.endpoint)
+    with serving(folder, head_seconds=1, body_seconds=1, idle_seconds=2) as (stack, _):
         with contextlib.ExitStack() as opened:
             silent, half, slow, kept = (opened.enter_context(stack.connect()) for _ in range(4))
             half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Half")
@@ -222,12 +220,10 @@ def test_connections_are_limited_per_address(folder: Path) -> None:
 
 def test_requests_are_limited_per_key(folder: Path) -> None:
     folder.mkdir()
-    keys = {name: make(name, ["infer"]) for name in ("greedy", "modest")}
-    (folder / "keys.yaml").write_text(dump(row for row, _ in keys.values()))
-    with RawEngine() as engine, Stack(folder, caller_requests=3, api_keys_file=folder / "keys.yaml") as stack:
-        greedy, modest = (b"Authorization: Bearer " + keys[name][1].encode() for name in ("greedy", "modest"))
-        stack.run(put(stack, engine))
-        stack.wait(lambda: stack.post(PATH, call(), modest).status == 200, "the router knows the seat")
+    file, keys = key_file(folder, greedy=["infer"], modest=["infer"])
+    with RawEngine() as engine, Stack(folder, caller_requests=3, api_keys_file=file) as stack:
+        greedy, modest = (b"Authorization: Bearer " + key.encode() for key in keys.values())
+        stack.seat("s0", "llama", engine.endpoint, SeatState.ACTIVE, modest)
         gate = threading.Event()
         engine.answer = lambda *how: gate.wait() and RawEngine().answer(*how)
         with contextlib.ExitStack() as opened:
@@ -240,25 +236,14 @@ def test_requests_are_limited_per_key(folder: Path) -> None:
             assert stack.post(PATH, call(), modest).status == 200
 
 
-async def put(stack: Stack, engine: RawEngine) -> None:
-    """Write a row; unlike ``Stack.seat`` it needs no key to see that the router knows it."""
-    from kybernate.roster import BUCKET, SeatRecord
-
-    record = SeatRecord(
-        node="n1", seat="s0", model="llama", endpoint=engine.endpoint, state=SeatState.ACTIVE, epoch=1, seq=1
-    )
-    await (await stack.bus.bucket(BUCKET)).put(record.key, record.model_dump_json().encode())
-
-
 def test_no_header_with_a_known_key_reaches_an_engine(folder: Path) -> None:
     folder.mkdir()
-    keys = {name: make(name, [name]) for name in ("infer", "admin")}
-    mine, admin = (keys[name][1].encode() for name in ("infer", "admin"))
-    (folder / "keys.yaml").write_text(dump(row for row, _ in keys.values()))
-    with RawEngine() as engine, Stack(folder, api_keys_file=folder / "keys.yaml") as stack:
-        stack.run(put(stack, engine))
+    file, keys = key_file(folder, infer=["infer"], admin=["admin"])
+    mine, admin = (key.encode() for key in keys.values())
+    with RawEngine() as engine, Stack(folder, api_keys_file=file) as stack:
         both = (b"Authorization: Bearer " + mine, b"X-Api-Key: " + mine)
-        stack.wait(lambda: stack.post(PATH, call(), *both).status == 200, "the router knows the seat")
+        stack.seat("s0", "llama", engine.endpoint, SeatState.ACTIVE, *both)
+        assert stack.post(PATH, call(), *both).status == 200
         assert stack.post(PATH, call(), b"X-Kyb-Key: " + mine, b"Authorization: Bearer " + mine).status == 200
         assert stack.post(PATH, call(), b"X-Kyb-Key: " + mine, b"X-Other: " + admin, b"X-Fine: 1").status == 200
         theirs = (b"X-Kyb-Key: " + mine, b"Authorization: Bearer of-the-engine")
@@ -272,8 +257,7 @@ def test_no_header_with_a_known_key_reaches_an_engine(folder: Path) -> None:
 
 
 def test_a_silent_engine_gets_a_second_chance_and_then_a_504(folder: Path) -> None:
-    with RawEngine() as engine, Stack(folder, first_byte_seconds=0.5, silence_seconds=0.5) as stack:
-        stack.seat("s0", "llama", engine.endpoint)
+    with serving(folder, first_byte_seconds=0.5, silence_seconds=0.5) as (stack, engine):
         engine.answer = lambda connection, *_: bool(connection.recv(1))
         response = stack.post(PATH, call())
         assert (response.status, response.code, len(engine.heads)) == (504, "engine_timeout", 2)
@@ -291,14 +275,11 @@ def test_a_silent_engine_gets_a_second_chance_and_then_a_504(folder: Path) -> No
 
 
 def test_metrics_can_have_a_port_of_their_own(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with Stack(folder, health_port=port) as stack:
+    with Stack(folder, health_port=(port := free_port())) as stack:
         assert stack.get("/metrics").status == 404
         assert stack.get("/healthz").status == 200
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert b"kybernate_router_connections" in receive(connection)
+        stack.port = port
+        assert b"kybernate_router_connections" in stack.get("/metrics").raw
 
 
 # --- places in the engine and in queues -------------------------------------------------------------------------------
@@ -377,14 +358,7 @@ def test_a_higher_priority_is_forwarded_first_and_displaces_a_lower_one(folder: 
                 f"{waiting} calls wait",
             )
 
-        for name, priority in [
-            ("a", "normal"),
-            ("b", "low"),
-            ("c", "normal"),
-            ("d", "high"),
-            ("e", "low"),
-            ("f", "high"),
-        ]:
+        for name, priority in zip("abcdef", ("normal", "low", "normal", "high", "low", "high"), strict=True):
             send(name, priority)
         assert Response(receive(sent["e"])).code == "queue_full", "the last of the lowest made place"
         for _ in range(5):
@@ -393,21 +367,6 @@ def test_a_higher_priority_is_forwarded_first_and_displaces_a_lower_one(folder: 
             assert Response(receive(sent[name])).status == 200, name
         assert [json.loads(body)["name"] for body in engine.bodies] == ["a", "d", "f", "c", "b"]
         assert engine.most_running == 1
-
-
-def test_wakes_take_no_place_of_requests(folder: Path) -> None:
-    with RawEngine() as engine, Stack(folder, queue_limit=5) as stack:
-        stack.seat("s0", "llama", engine.endpoint, SeatState.PARKED)
-        body = call()
-        wakes = b"".join(request("/v1/wake", body) for _ in range(300))
-        answers = stack.send(wakes + request("/v1/wake", body, b"Connection: close")).raw
-        assert answers.count(b"HTTP/1.1 202") == 301
-        assert stack.metric("kybernate_router_held_requests", model="llama") <= 1
-        with stack.connect() as connection:
-            connection.sendall(request(PATH, body, b"Connection: close"))
-            stack.wait(lambda: stack.metric("kybernate_router_held_requests", model="llama") == 2, "a call is held")
-            stack.seat("s0", "llama", engine.endpoint)
-            assert b" 200 OK" in receive(connection)
 
 
 def test_random_bytes_break_nothing(stack: Stack, engine: RawEngine) -> None:

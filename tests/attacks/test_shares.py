@@ -1,6 +1,5 @@
 """Keys that want more than their share: permits, wakes, signals, names of requests; and requests without a key."""
 
-import contextlib
 import json
 import re
 import socket
@@ -13,7 +12,7 @@ import pytest
 
 from kybernate.api_keys import Tenant, dump, make
 from kybernate.seat import SeatState
-from tests.attacks.stack import RawEngine, Response, Stack, call, receive
+from tests.attacks.stack import RawEngine, Stack, call, receive, serving
 
 PATH = "/v1/chat/completions"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
@@ -35,32 +34,18 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, Ra
     tenants = [Tenant(name="a", models=("llama", "m-*"), concurrency=40), Tenant(name="b")]
     (folder / "keys.yaml").write_text(dump(rows, tenants))
     with RawEngine() as engine, Stack(folder / "stack", api_keys_file=folder / "keys.yaml") as stack:
-        stack.key = keys["viewer"]  # type: ignore[attr-defined]
         yield stack, engine, keys
-
-
-def get(stack: Stack, path: str, *headers: bytes) -> Response:
-    head = [b"GET %s HTTP/1.1" % path.encode(), b"Host: x", b"Connection: close", *headers]
-    return stack.send(b"\r\n".join(head) + b"\r\n\r\n")
-
-
-def seat(stack: Stack, name: str, model: str, endpoint: str, state: SeatState, key: bytes, **more: object) -> None:
-    with contextlib.ExitStack() as undo:
-        plain = stack.get
-        stack.get = lambda path: get(stack, path, key)  # type: ignore[method-assign]
-        undo.callback(lambda: setattr(stack, "get", plain))
-        stack.seat(name, model, endpoint, state, **more)
 
 
 def test_permits_leave_places_for_calls(shares: tuple[Stack, RawEngine, dict[str, bytes]]) -> None:
     stack, engine, keys = shares
-    seat(stack, "s0", "llama", engine.endpoint, SeatState.ACTIVE, keys["viewer"], max_requests=16)
-    assert get(stack, "/v1/hold?model=llama", keys["a-app"]).status == 403, "permits need a scope of their own"
+    stack.seat("s0", "llama", engine.endpoint, SeatState.ACTIVE, keys["viewer"], max_requests=16)
+    assert stack.get("/v1/hold?model=llama", keys["a-app"]).status == 403, "permits need a scope of their own"
     ends, granted = threading.Event(), []
 
     def loop() -> None:
         while not ends.is_set():
-            granted.append(get(stack, "/v1/hold?model=llama&timeout=1s", keys["a-gateway"]).status)
+            granted.append(stack.get("/v1/hold?model=llama&timeout=1s", keys["a-gateway"]).status)
 
     threads = [threading.Thread(target=loop) for _ in range(24)]
     for thread in threads:
@@ -85,7 +70,7 @@ def test_permits_leave_places_for_calls(shares: tuple[Stack, RawEngine, dict[str
 def test_a_tenant_wakes_a_bounded_number_of_models(shares: tuple[Stack, RawEngine, dict[str, bytes]]) -> None:
     stack, engine, keys = shares
     for at in range(50):
-        seat(stack, f"w{at}", f"m-{at}", engine.endpoint, SeatState.PARKED, keys["viewer"])
+        stack.seat(f"w{at}", f"m-{at}", engine.endpoint, SeatState.PARKED, keys["viewer"])
     answers = [stack.post("/v1/wake", call(f"m-{at}"), keys["a-app"]) for at in range(50)]
     assert [answer.status for answer in answers] == [202] * 40 + [429] * 10
     assert stack.post("/v1/wake", call("m-3"), keys["a-app"]).status == 202, "one that it wakes already"
@@ -94,7 +79,7 @@ def test_a_tenant_wakes_a_bounded_number_of_models(shares: tuple[Stack, RawEngin
 
 def test_signals_of_a_tenant_are_for_its_models(shares: tuple[Stack, RawEngine, dict[str, bytes]]) -> None:
     stack, engine, keys = shares
-    seat(stack, "s9", "secret", engine.endpoint, SeatState.ACTIVE, keys["viewer"])
+    stack.seat("s9", "secret", engine.endpoint, SeatState.ACTIVE, keys["viewer"])
     found = {}
     unknown = json.dumps({"source": "x", "id": "0", "data": {"model": "no-such-model", "waiting": 1}}).encode()
     stack.wait(
@@ -114,17 +99,17 @@ def test_a_request_of_another_tenant_cannot_take_its_name(shares: tuple[Stack, R
         stack.post(PATH, call(), keys[name], b"X-Request-Id: mine").header("X-Kyb-Cause") for name in ("a-app", "b-app")
     }
     assert causes == {"a:mine", "b:mine"}
-    seat(stack, "s0", "llama", engine.endpoint, SeatState.ACTIVE, keys["viewer"])
+    stack.seat("s0", "llama", engine.endpoint, SeatState.ACTIVE, keys["viewer"])
     woken = stack.post("/v1/wake", call(), keys["b-app"], b"X-Request-Id: a:mine")
     assert json.loads(woken.body)["cause"] == "b:a:mine"
-    permit = get(stack, "/v1/hold?model=llama", keys["a-gateway"], b"X-Request-Id: mine")
+    permit = stack.get("/v1/hold?model=llama", keys["a-gateway"], b"X-Request-Id: mine")
     assert permit.header("X-Kyb-Cause") == "a:mine"
 
 
 def test_without_a_key_nothing_costs_much(shares: tuple[Stack, RawEngine, dict[str, bytes]]) -> None:
     stack, _, keys = shares
     for path, status in (("/v1/models", 401), ("/v1/seats", 401), ("/nothing", 404), ("/openapi.json", 200)):
-        assert get(stack, path).status == status
+        assert stack.get(path).status == status
         one = b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path.encode()
         last = one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
         before = stack.cpu_seconds
@@ -135,7 +120,7 @@ def test_without_a_key_nothing_costs_much(shares: tuple[Stack, RawEngine, dict[s
             sender.join()
         assert answer.count(b"HTTP/1.1 %d " % status) == 200
         assert (stack.cpu_seconds - before) / 200 < 0.0012 if path != "/openapi.json" else True
-    assert get(stack, "/v1/models", keys["a-app"]).status == 200
+    assert stack.get("/v1/models", keys["a-app"]).status == 200
 
 
 @pytest.mark.parametrize(
@@ -166,9 +151,8 @@ def test_paths_of_engines_outside_v1_are_forwarded(stack: Stack, engine: RawEngi
     assert engine.heads[0].startswith(b"POST %s HTTP/1.1\r\n" % path.encode())
 
 
-def test_exact_further_paths_and_streams_and_websockets(tmp_path: Path) -> None:
-    with RawEngine() as engine, Stack(tmp_path / "stack", engine_paths="/v2/embed,/custom/generate") as stack:
-        stack.seat("s0", "llama", engine.endpoint)
+def test_exact_further_paths_and_streams_and_websockets(folder: Path) -> None:
+    with serving(folder, engine_paths="/v2/embed,/custom/generate") as (stack, engine):
 
         def events(connection: socket.socket, *_: bytes) -> bool:
             connection.sendall(
