@@ -57,7 +57,6 @@ def the(check: str, driver: DriverFacts = DRIVER, host: HostFacts = HOST) -> Fin
 def test_on_a_good_node_every_line_is_ok_and_nothing_is_to_be_done() -> None:
     assert {finding.level for finding in findings()} == {Severity.OK}
     assert {finding.remedy for finding in findings()} == {""}
-    assert all(one.level is not Severity.FAIL for one in findings())
     names = [finding.check for finding in findings()]
     assert names[:6] == ["libcuda", "version", "nvml", "mig", "persistence", "access"]
     assert names[6:] == ["machine", "nodes", "ptrace", "pids", "cgroup", "memory", "host memory", "huge pages", "criu"]
@@ -125,10 +124,6 @@ def test_each_gpu_in_mig_mode_has_its_line() -> None:
     finding = the("mig", driver)
     assert (finding.level, finding.finding[:20]) == (Severity.WARN, "GPU 1 is in MIG mode")
     assert "nvidia-smi -i 1 -mig 0" in finding.remedy
-
-
-def test_a_gpu_that_does_not_answer_is_a_failure() -> None:
-    assert the("nvml", replace(DRIVER, gpu_count=3)).finding == "1 of 3 GPUs do not answer"
 
 
 def test_persistence_off_is_a_warning_since_the_checkpointer_stands_in() -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -140,25 +141,12 @@ def killed_and_back(name: str) -> Callable[[Stand], None]:
     return act
 
 
-def disk_is_full(it: Stand) -> None:
-    it.facts = replace(it.facts, disk=(str(it.folder), LEAST_DISK_BYTES - 1))
+def changes(it: Stand, **facts: Any) -> None:
+    it.facts = replace(it.facts, **facts)
 
 
-def disk_is_full_and_the_manager_is_down(it: Stand) -> None:
-    disk_is_full(it)
-    it.facts = replace(it.facts, managers=({"node": "n1", "unanswered": "its manager does not answer (TimeoutError)"},))
-
-
-def configuration_has_a_typo(it: Stand) -> None:
-    (it.folder / "config.yaml").write_text(CONFIG.replace("groupSize", "gropSize"))
-
-
-def clock_is_off(it: Stand) -> None:
-    it.facts = replace(it.facts, skew_seconds=skew((), time.time() + 100.0, time.time()))
-
-
-def gate_folder_is_gone(it: Stand) -> None:
-    (it.folder / "run/seats").rmdir()
+def away(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
 
 
 def engine_is_stopped(it: Stand) -> None:
@@ -200,32 +188,10 @@ def engine_is_never_healthy(it: Stand) -> None:
     it.manager()
 
 
-def logs_are_gone(it: Stand) -> None:
-    (it.folder / "logs").rename(it.folder / "elsewhere")
-
-
-def logs_are_gone_and_a_service_is_stopped(it: Stand) -> None:
-    logs_are_gone(it)
-    stopped("router")(it)
-
-
-def everything_is_gone(it: Stand) -> None:
-    """A cleaner of /tmp."""
-    it.folder.rename(it.folder.with_name("elsewhere"))
-
-
-def socket_of_the_gate_is_gone(it: Stand) -> None:
-    (it.folder / "run/seats/1x-ba35c1.s00").mkdir()
-
-
 def pods_cannot_be_read(it: Stand) -> None:
     """What ``GET /v1/why`` of its manager has then: tests/manager/test_manager.py."""
     unread = "PodResources at kubelet.sock: UNAVAILABLE; check that kubelet runs"
     it.facts = replace(it.facts, managers=tuple(one | {"unread": unread} for one in it.facts.managers))
-
-
-def state_folder_is_gone(it: Stand) -> None:
-    (it.folder / "state").rename(it.folder / "elsewhere")
 
 
 def budget_is_too_small(it: Stand) -> None:
@@ -250,22 +216,36 @@ def gpu_fell_off_the_bus(it: Stand) -> None:
     it.facts = replace(it.facts, gpus=(sick, *it.facts.gpus[1:]))
 
 
-SITUATIONS: dict[str, tuple[Callable[[Stand], None], str, str]] = {
+FULL = {"disk": ("/tmp/kyb-1", LEAST_DISK_BYTES - 1)}
+UNANSWERED = {"node": "n1", "unanswered": "its manager does not answer (TimeoutError)"}
+SITUATIONS: dict[str, tuple[Callable[[Stand], object], str, str]] = {
     **{
         f"SIGSTOP of {name}": (stopped(name), f"{name} is stopped by a signal and does not answer", "kill -CONT PID")
         for name in (*NAMES, "kyb up")
     },
     "router killed": (killed("router"), "router does not run", "kyb logs router"),
     "manager killed": (killed("gpu_manager"), "gpu_manager does not run", "kyb logs gpu_manager"),
-    "disk full": (disk_is_full, "ledger, journal and streams cannot be written", "free some space"),
-    "disk full, the manager down": (disk_is_full_and_the_manager_is_down, "its manager does not answer", "kyb logs"),
+    "disk full": (lambda it: changes(it, **FULL), "ledger, journal and streams cannot be written", "free some space"),
+    "disk full, the manager down": (
+        lambda it: changes(it, **FULL, managers=(UNANSWERED,)),
+        "its manager does not answer",
+        "kyb logs",
+    ),
     "typo in the configuration": (
-        configuration_has_a_typo,
+        lambda it: (it.folder / "config.yaml").write_text(CONFIG.replace("groupSize", "gropSize")),
         "config.yaml:2: profiles[0].gropSize: unknown key; did you mean groupSize",
         "kyb config check",
     ),
-    "clock +100 s": (clock_is_off, "differ by 100 s", "chrony"),
-    "gate folder gone": (gate_folder_is_gone, "No such file or directory: calls and tickets", "kyb logs plugin"),
+    "clock +100 s": (
+        lambda it: changes(it, skew_seconds=skew((), time.time() + 100.0, time.time())),
+        "differ by 100 s",
+        "chrony",
+    ),
+    "gate folder gone": (
+        lambda it: (it.folder / "run/seats").rmdir(),
+        "No such file or directory: calls and tickets",
+        "kyb logs plugin",
+    ),
     "engine stopped": (engine_is_stopped, "the engine of qwen is active and does not answer: timed out", "kyb logs"),
     "hung park": (
         park_hangs,
@@ -283,15 +263,23 @@ SITUATIONS: dict[str, tuple[Callable[[Stand], None], str, str]] = {
     },
     "kill -9 of an engine": (engine_is_killed, "its container exited and is started again", "kyb logs qwen"),
     "state folder gone": (
-        state_folder_is_gone,
+        lambda it: away(it.folder / "state"),
         "state: it is gone: what services write there is lost, and a restart would forget what seats hold",
         "put the folder back",
     ),
-    "logs gone": (logs_are_gone, "logs: it is gone: what services write there is lost", "TMPDIR where nothing is"),
-    "logs gone, the router stopped": (logs_are_gone_and_a_service_is_stopped, "router is stopped by a signal", "kill"),
-    "folder of the stack gone": (everything_is_gone, "kyb-1/logs: it is gone", "start the stack anew, with TMPDIR"),
+    "logs gone": (
+        lambda it: away(it.folder / "logs"),
+        "logs: it is gone: what services write there is lost",
+        "TMPDIR where nothing is",
+    ),
+    "logs gone, the router stopped": (
+        lambda it: (away(it.folder / "logs"), stopped("router")(it)),
+        "router is stopped by a signal",
+        "kill",
+    ),
+    "a cleaner of /tmp": (lambda it: away(it.folder), "kyb-1/logs: it is gone", "start the stack anew, with TMPDIR"),
     "socket of the gate gone": (
-        socket_of_the_gate_is_gone,
+        lambda it: (it.folder / "run/seats/1x-ba35c1.s00").mkdir(),
         "no gate.sock for 1x-ba35c1.s00: /kyb/kyb-run does not pass",
         "the plugin makes it at its start",
     ),

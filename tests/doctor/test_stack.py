@@ -14,8 +14,6 @@ import pytest
 from kybernate.cli.stack_facts import skew, write_bundle
 from kybernate.doctor import Finding, Severity
 from kybernate.doctor.cluster import ClusterFacts
-from kybernate.doctor.host_checks import check_host
-from kybernate.doctor.model import DriverFacts, HostFacts
 from kybernate.doctor.stack import StackFacts, check_stack
 from kybernate.messages import EngineFaults
 from kybernate.redaction import without_secrets
@@ -49,7 +47,6 @@ def troubles(facts: StackFacts) -> list[Finding]:
 
 def test_a_sound_stack_has_no_finding_that_fails() -> None:
     assert troubles(SOUND) == []
-    assert all(one.level is not Severity.FAIL for one in check_stack(SOUND))
 
 
 def fault(failed: int, of: int, first: float, last: float) -> dict[str, Any]:
@@ -62,16 +59,17 @@ def none(were: str) -> dict[str, Any]:
     return {**fault(7, 7, 9_800.0, 9_990.0), "were": were}
 
 
-def test_some_errors_among_good_answers_are_a_warning() -> None:
-    router = {"router": "r-0", "url": "http://r", "faults": [fault(3, 20, 9_800.0, 9_990.0)]}
-    [finding] = troubles(replace(SOUND, routers=(router,)))
-    assert (finding.check, finding.level) == ("engine", Severity.WARN)
+def reported(facts: StackFacts, *faults: dict[str, Any]) -> StackFacts:
+    """Each by a router."""
+    rows = ({"router": f"r-{number}", "url": "http://r", "faults": [one]} for number, one in enumerate(faults))
+    return replace(facts, routers=tuple(rows))
 
 
-def test_answers_that_are_none_are_a_warning() -> None:
+def test_some_errors_among_good_answers_are_a_warning_and_answers_that_are_none() -> None:
     """A caller may have asked for what the engine does not have."""
-    router = {"router": "r-0", "url": "http://r", "faults": [none("404")]}
-    assert [one.level for one in troubles(replace(SOUND, routers=(router,)))] == [Severity.WARN]
+    for faults in (fault(3, 20, 9_800.0, 9_990.0), none("404")):
+        [finding] = troubles(reported(SOUND, faults))
+        assert (finding.check, finding.level) == ("engine", Severity.WARN)
 
 
 BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
@@ -82,18 +80,6 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     "streams are missing": (
         lambda facts: replace(facts, history="stored events: not on the NATS server"),
         "streams", "not on the NATS server", "kyb bus init",
-    ),
-    "the plugin is dead": (
-        lambda facts: replace(facts, processes={**facts.processes, "plugin": "dead"}),
-        "processes", "plugin does not run", "kyb logs plugin",
-    ),
-    "the plugin is stopped": (
-        lambda facts: replace(facts, processes={**facts.processes, "plugin": "stopped"}),
-        "processes", "plugin is stopped by a signal", "kill -CONT",
-    ),
-    "the start gate's folder is gone": (
-        lambda facts: replace(facts, gate_folders={"/run/seats": "No such file: calls and tickets do not pass"}),
-        "start gate", "/run/seats: No such file", "kyb logs plugin",
     ),
     "kubelet does not call the start gate": (
         lambda facts: replace(waits(facts), managers=(node("start-gate", "its container has not come", called=False),)),
@@ -116,19 +102,13 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: replace(facts, configured={"": frozenset({"G0", "G7"})}),
         "configuration", "n1: the configuration lists group G7, its manager knows only G0", "kyb logs plugin",
     ),
-    "the manager is dead": (
-        lambda facts: replace(facts, managers=({"node": "n1", "unanswered": "its manager does not answer"},)),
-        "manager", "does not answer", "gpu_manager",
-    ),
     "an engine is out of the checkpointer's reach": (
-        lambda facts: replace(facts, managers=({"node": "n1", "policy": "p", "groups": [
-            {"group": "G0", "seats": [{"model": "qwen", "unverified": "GET /health: refused"}]}]},)),
+        lambda facts: replace(facts, managers=(manages(model="qwen", unverified="GET /health: refused"),)),
         "verify", "answers of qwen are not compared", "reach the engine's port",
     ),
     "a backend was demoted": (
-        lambda facts: replace(facts, managers=({"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [
-            {"model": "qwen", "backend": "restart", "demoted": "vllm failed 2 times in a row: HTTP 500"}]}]},)),
-        "backend", "qwen is parked by restart: vllm failed 2 times", "docs/dev/backends.md",
+        lambda facts: replace(facts, managers=(manages(model="qwen", backend="restart", demoted="vllm failed twice"),)),
+        "backend", "qwen is parked by restart: vllm failed twice", "docs/dev/backends.md",
     ),
     "no host memory": (
         lambda facts: replace(facts, available_bytes=2**28),
@@ -140,39 +120,23 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         ),
         "host memory", "n1 has 256.0 MiB of host memory", "park fewer seats",
     ),
-    "the clock is off": (
-        lambda facts: replace(facts, skew_seconds=-95.0),
-        "clock", "differ by 95 s", "chrony",
-    ),
-    "an engine is down": (
-        lambda facts: replace(facts, engines={"qwen": "Connection refused"}),
-        "engine", "the engine of qwen is active and does not answer: Connection refused", "kyb logs qwen",
-    ),
     "an engine runs and answers with errors": (
-        lambda facts: replace(facts, routers=(
-            {"router": "r-0", "url": "http://r", "faults": [fault(20, 20, 9_800.0, 9_990.0)]},
-            {"router": "r-1", "url": "http://r", "faults": [fault(9, 10, 9_900.0, 9_998.0)]},
-        )),
-        "engine",
-        "29 of the last 30 answers of qwen were a 5xx: the first 3 min 20 s ago, the last 2 s ago",
+        lambda facts: reported(facts, fault(20, 20, 9_800.0, 9_990.0), fault(9, 10, 9_900.0, 9_998.0)),
+        "engine", "29 of the last 30 answers of qwen were a 5xx: the first 3 min 20 s ago, the last 2 s ago",
         "kyb logs qwen",
     ),
     "an engine wants a key of its own": (
-        lambda facts: replace(facts, routers=({"router": "r-0", "url": "http://r", "faults": [none("401")]},)),
+        lambda facts: reported(facts, none("401")),
         "engine", "the last 7 answers of qwen were 401: the first 3 min 20 s ago, the last 10 s ago",
         "start it without a key of its own",
     ),
     "an engine serves another name": (
-        lambda facts: replace(facts, routers=({"router": "r-0", "url": "http://r", "faults": [none(
-            "404 (kyb.ai/model differs from the name that the engine serves)")]},)),
+        lambda facts: reported(facts, none("404 (kyb.ai/model differs from the name that the engine serves)")),
         "engine", "the last 7 answers of qwen were 404 (kyb.ai/model differs from the name that the engine serves): ",
         "set kyb.ai/model to the name",
     ),
     "an engine is silent at two routers": (
-        lambda facts: replace(facts, routers=(
-            {"router": "r-0", "url": "http://r", "faults": [none("without a byte for more than 60 s")]},
-            {"router": "r-1", "url": "http://r", "faults": [none("without a byte for more than 60 s")]},
-        )),
+        lambda facts: reported(facts, *[none("without a byte for more than 60 s")] * 2),
         "engine", "the last 14 answers of qwen were without a byte for more than 60 s: ", "kyb logs qwen",
     ),
     "a router lives and acknowledges nothing": (
@@ -190,21 +154,9 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: StackFacts(refusal="this API key is not known", refusal_code="invalid_api_key"),
         "console", "refused this key", "KYB_API_KEY_FILE",
     ),
-    "the disk is full": (
-        lambda facts: replace(facts, disk=("/tmp/kyb-1", 2**20)),
-        "disk", "ledger, journal and streams", "TMPDIR",
-    ),
-    "the stack file is stale": (
-        lambda facts: StackFacts(stale_file="/run/stack.json", refusal="no stack runs", refusal_code=""),
-        "stack file", "has ended", "kyb up",
-    ),
     "a parked seat is lost": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "lost", "reason": "its copy is gone"},)),
         "seat", "qwen on n1 is lost: its copy is gone", "kyb remove it and kyb add it",
-    ),
-    "a container exits again and again": (
-        lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": "exit code 1"},)),
-        "seat", "exit code 1", "kyb logs qwen",
     ),
     "an engine has failed again and again": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "waiting", "failed": f"qwen {FAILED}"},)),
@@ -248,10 +200,6 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: replace(facts, open_files={"the private key tls.key can be read": "chmod 600 tls.key"}),
         "files", "the private key tls.key can be read", "chmod 600",
     ),
-    "a GPU is faulty": (
-        lambda facts: replace(facts, gpus=({"node": "n1", "index": 3, "healthy": False, "reason": "XID 79"},)),
-        "gpu", "GPU 3 of n1: XID 79", "dmesg",
-    ),
     "a foreign process uses a GPU": (
         lambda facts: replace(facts, managers=(node("foreign-process", "python3 (pid 7) belongs to no seat"),)),
         "foreign-process", "python3 (pid 7)", "kyb why",
@@ -284,13 +232,18 @@ def waits(facts: StackFacts, state: str = "waiting", reason: str = "") -> StackF
 
 def woken(at: float = 9_900.0) -> dict[str, Any]:
     """A node of whose seat something woke the engine, three times."""
-    seat = {**SEAT, "state": "waiting", "woke": {"times": 3, "at": at, "reason": f"{WOKE}; it is ended"}}
-    return {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [seat]}]}
+    return manages(**SEAT | {"state": "waiting", "woke": {"times": 3, "at": at, "reason": f"{WOKE}; it is ended"}})
 
 
 def node(stage: str, text: str, drained: str = "", **data: Any) -> dict[str, Any]:
-    seats = [{"seat": "s0", "stage": {"stage": stage, "text": text, "data": data}}]
-    return {"node": "n1", "policy": "p", "groups": [{"group": "G0", "drained": drained, "seats": seats}]}
+    found = manages(seat="s0", stage={"stage": stage, "text": text, "data": data})
+    found["groups"][0]["drained"] = drained
+    return found
+
+
+def manages(**seat: Any) -> dict[str, Any]:
+    """A node with one seat."""
+    return {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [seat]}]}
 
 
 def test_a_job_that_was_just_sent_is_no_trouble_and_one_that_waits_is_found_beside_a_deleted_seat() -> None:
@@ -352,8 +305,7 @@ def test_where_the_driver_lists_no_processes_doctor_says_that_nothing_looks(
     peak: int | None, since: float, *, told: bool
 ) -> None:
     """MIG, some virtual machines."""
-    known = SEAT if peak is None else {**SEAT, "peak_bytes": peak}
-    manager = {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [known]}]}
+    manager = manages(**SEAT if peak is None else {**SEAT, "peak_bytes": peak})
     active = {**SEAT, "state": "active", "since": SOUND.now - since}
     facts = replace(SOUND, managers=(manager,), seats=(active,))
     found = [one.finding for one in check_stack(facts) if one.check == "resting seats"]
@@ -362,11 +314,6 @@ def test_where_the_driver_lists_no_processes_doctor_says_that_nothing_looks(
         "n1: the driver lists no GPU memory of qwen, which is active: nothing sees what wakes a seat that rests "
         "(docs/security.md#resting-seats)"
     ]
-
-
-def test_a_control_group_without_a_freezer_is_named_by_the_check_of_the_node() -> None:
-    found = [finding for finding in check_host(DriverFacts(fake=True), HostFacts(cgroup="v2")) if finding.remedy]
-    assert any(finding.check == "cgroup" and "no freezer" in finding.finding for finding in found)
 
 
 def test_only_reports_from_the_future_and_the_routers_date_tell_of_a_clock() -> None:
