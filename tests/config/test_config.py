@@ -3,13 +3,14 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.config import ConfigError, NodeConfig, PolicyConfig, load
+from kybernate.config import ConfigError, HealthConfig, NodeConfig, PolicyConfig, load
 from kybernate.dev.stack import LAPTOP
 from kybernate.dev.stack.options import fake_gpus
 from kybernate.lab.cli.simulate_options import parse_gigabytes
 from kybernate.policy import KybSlo
 from kybernate.sizes import parse_size
 from kybernate.topology import group_key, plan
+from tests.config.files import write
 
 DOCS = Path(__file__).parents[2] / "docs"
 CUSTOMERS_SAMPLE = """\
@@ -39,9 +40,7 @@ gpuTopology:
 
 
 def read(tmp_path: Path, text: str) -> NodeConfig:
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
-    return load(path)
+    return load(write(tmp_path, text))
 
 
 def profile(size: int, seats: int = 2) -> str:
@@ -155,11 +154,13 @@ def test_several_slots_and_durations_are_read(tmp_path: Path) -> None:
     text = (
         "profiles:\n  - {name: a, resource: x.io/a, groupSize: 1, seatsPerGroup: 3, activeSlots: 2, "
         "exposeDevices: node}\ndrainSeconds: 5\nwarmup: false\nstartWithinSeconds: 1.5\nmigStrategy: none\n"
+        "deviceListStrategy: cdi-cri\nhealth: {ignoredXids: [], recoveryReads: 3}\n"
     )
     config = read(tmp_path, text)
     assert (config.profiles[0].active_slots, config.profiles[0].expose_devices) == (2, "node")
     assert (config.drain_seconds, config.warmup, config.start_within_seconds) == (5.0, False, 1.5)
     assert config.resources == ("x.io/a",)
+    assert (config.device_list_strategy, config.health) == ("cdi-cri", HealthConfig(ignored_xids=(), recovery_reads=3))
 
 
 def test_yaml_anchors_and_merges_work(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_machine_has_1_to_64_gpus(count: int) -> None:
 @pytest.mark.parametrize("size", ["512", '"512"', "1073741824", "0.5", '"0.5"', "100000000000.0", "9999999999TiB"])
 def test_a_size_without_a_unit_is_refused(tmp_path: Path, size: str) -> None:
     """``hostMemory: 512`` was 512 bytes: no seat was ever parked, and nothing showed it."""
-    (file := tmp_path / "config.yaml").write_text(f"hostMemory: {size}\n")
+    file = write(tmp_path, f"hostMemory: {size}\n")
     with pytest.raises(
         ConfigError, match=r":1: hostMemory: '?[\d.TiBe+]+'?: is not a size with a unit; write bytes with a unit"
     ):
@@ -188,7 +189,7 @@ def test_a_size_without_a_unit_is_refused(tmp_path: Path, size: str) -> None:
 
 @pytest.mark.parametrize(("written", "read"), [("010", "8"), ("1:30", "90"), ("-1:30", "-90"), ("1:30.5", "90.5")])
 def test_a_number_that_yaml_reads_otherwise_is_refused(tmp_path: Path, written: str, read: str) -> None:
-    (file := tmp_path / "config.yaml").write_text(f"profiles: []\ndrainSeconds: {written}\n")
+    file = write(tmp_path, f"profiles: []\ndrainSeconds: {written}\n")
     with pytest.raises(ConfigError, match=rf":2: drainSeconds: '{re.escape(written)}': is {re.escape(read)} in YAML; "):
         load(file)
 

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kybernate.config import ConfigError, HealthConfig, load, load_all, names
+from kybernate.config import ConfigError, load, load_all, names
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.http.server import HttpServer
 from kybernate.kube import Kube
 from kybernate.node import config as node_config
 from kybernate.topology import plan
+from tests.config.files import write
 
 PLAIN = "profiles:\n  - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}\n"
 A100 = """\
@@ -21,12 +22,6 @@ profiles:
     groupSize: 2
     seatsPerGroup: 3
 """
-
-
-def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
 
 
 def two(folder: Path, a100: str = A100) -> Path:
@@ -114,22 +109,6 @@ def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
     write(tmp_path, PLAIN, "default.yml")
     with pytest.raises(ConfigError, match=r"default\.yml: a second configuration called default; rename one of them"):
         load(tmp_path)
-
-
-def test_health_and_device_lists_are_read(tmp_path: Path) -> None:
-    config = load(write(tmp_path, PLAIN))
-    assert config.health == HealthConfig(ignored_xids=(13, 31, 43, 45, 68, 109), recovery_reads=2)
-    assert config.device_list_strategy == "auto"
-    text = PLAIN + "deviceListStrategy: cdi-cri\nhealth: {ignoredXids: [], recoveryReads: 3}\n"
-    config = load(write(tmp_path, text))
-    assert (config.health.ignored_xids, config.health.recovery_reads) == ((), 3)
-    assert config.device_list_strategy == "cdi-cri"
-
-
-@pytest.mark.parametrize("name", ["first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware"])
-def test_every_placement_is_accepted(tmp_path: Path, name: str) -> None:
-    text = PLAIN.replace("}", f", placement: {name}}}")
-    assert load(write(tmp_path, text)).profiles[0].placement == name
 
 
 @pytest.mark.parametrize(("labels", "resource"), [({"kyb.ai/config": "a100"}, "kyb.ai/two"), ({}, "kyb.ai/one")])

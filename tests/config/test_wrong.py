@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.api_keys import load as load_keys
 from kybernate.cli.config import report
 from kybernate.cli.console import find_url
 from kybernate.cli.output import CliError
@@ -19,6 +18,7 @@ from services.checkpointer.settings import CheckpointerSettings
 from services.console.settings import ConsoleSettings
 from services.gpu_manager.settings import ManagerSettings
 from services.router.settings import RouterSettings
+from tests.config.files import write
 from tests.config.test_bad_config import BAD, ONE
 
 POD = """\
@@ -34,60 +34,41 @@ spec:
       image: vllm/vllm-openai:v0.11.0
       resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
 """
-FILES = BAD | {
-    "host memory without a unit": (ONE + "hostMemory: 512\n", "hostMemory: 512: is not a size with a unit; write"),
-    "host memory of 512 bytes": (
-        ONE + "hostMemory: 512KiB\n",
-        "is too little for the copy of any model; write at least",
+ADDED = {
+    "hostMemory: 512": "hostMemory: 512: is not a size with a unit; write",
+    "hostMemory: 512KiB": "is too little for the copy of any model; write at least",
+    "    packing: memory\n    memoryReserve: 900GiB": (
+        "profiles[0].memoryReserve: '900.0 GiB': no memory is left for seats: GPUs here have 80.0 GiB; lower it"
     ),
-    "a reserve above all memory": (
-        ONE + "    packing: memory\n    memoryReserve: 900GiB\n",
-        "profiles[0].memoryReserve: '900.0 GiB': no memory is left for seats: GPUs here have 80.0 GiB; lower it",
+    "policy: {name: exhaustive, settings: {capSlos: 3}}": (
+        "policy.settings.capSlos: unknown key; there is none; remove it"
     ),
-    "settings of another policy": (
-        ONE + "policy: {name: exhaustive, settings: {capSlos: 3}}\n",
-        "policy.settings.capSlos: unknown key; there is none; remove it",
+    "drainSeconds: 600000": "drainSeconds: 600000: is out of range; it must be",
+    "    memoryReserve: 4GiB": (
+        ":6: profiles[0].memoryReserve: counts with packing: memory alone; write packing: memory, or remove it"
     ),
-    "a duration in milliseconds": (ONE + "drainSeconds: 600000\n", "drainSeconds: 600000: is out of range; it must be"),
-    "a tier's SLO of years": (
-        ONE + "tiers: {gold: {sloSeconds: 1.0e+9}}\n",
-        "sloSeconds: 1000000000.0: is out of range;",
-    ),
-    "a weight that drowns all others": (
-        ONE + "tiers: {gold: {weight: 1.0e+300}}\n",
-        "weight: 1e+300: is out of range;",
-    ),
-    "lanes without number": (ONE + "lanes: [{transfers: 1000000}]\n", "lanes[0].transfers: 1000000: is out of range;"),
-    "a probation for ever": (ONE + "health: {recoveryReads: 1000000}\n", "recoveryReads: 1000000: is out of range;"),
-    "a reserve of slots": (
-        ONE + "    memoryReserve: 4GiB\n",
-        ":6: profiles[0].memoryReserve: counts with packing: memory alone; write packing: memory, or remove it",
-    ),
-    "a reserved tier that is none": (
-        ONE + "reserved: {tier/golden: [prod]}\n",
-        ":6: reserved.tier/golden: is not a tier; did you mean gold?",
-    ),
-    "a policy whose name is a mapping": (
-        ONE + "policy: {name: {a: 1}}\n",
-        "policy.name: is a mapping; it must be text",
-    ),
-    "a policy whose settings are none": (
-        ONE + "policy: {name: quantum, settings: 3}\n",
-        "policy.settings: 3: is a number; it must be a mapping",
-    ),
-    "a policy without name:": (ONE + "policy: kyb-slo\n", "policy: 'kyb-slo': is not a mapping; write name: kyb-slo"),
+    "reserved: {tier/golden: [prod]}": ":6: reserved.tier/golden: is not a tier; did you mean gold?",
+    "policy: {name: {a: 1}}": "policy.name: is a mapping; it must be text",
+    "policy: {name: quantum, settings: 3}": "policy.settings: 3: is a number; it must be a mapping",
 }
+FILES = BAD | {text: (f"{ONE}{text}\n", expected) for text, expected in ADDED.items()}
 ANNOTATIONS = {
     'kyb.ai/model: ""': "kyb.ai/model: '': is no name; write the name that clients request",
     "kyb.ai/prefer-group: G9": "kyb.ai/prefer-group: 'G9': is no group of kyb.ai/gpu-1x-seat; did you mean G",
     "kyb.ai/backend: cud": "kyb.ai/backend: 'cud': is not a way of parking; write one of",
-    "kyb.ai/tier: golden": "kyb.ai/tier: 'golden': is not a tier; did you mean gold?",
+    "kyb.ai/tier: golden": "kyb.ai/tier: 'golden': is not a tier; did you mean gold?, or add it below tiers:",
     "kyb.ai/slo: fast": "kyb.ai/slo: 'fast': is not a duration above 0 with a unit; write",
     'kyb.ai/slo: "20"': "kyb.ai/slo: '20': is not a duration above 0 with a unit; write",
     "kyb.ai/pin: maybe": "kyb.ai/pin: 'maybe': is neither true nor false; write",
     "kyb.ai/pin: true": "kyb.ai/pin: true: annotations are text; put the value in quotes",
     'kyb.ai/port: "70000"': "kyb.ai/port: '70000': is not a port; write a number from 1 to 65535",
-    'kyb.ai/vram: "60"': "kyb.ai/vram: '60': is ",
+    'kyb.ai/vram: "60"': "kyb.ai/vram: '60': is not a size with a unit; write bytes with a unit",
+    "kyb.ai/vram: 40k": "kyb.ai/vram: '40k': is not a size with a unit; write bytes",
+    "kyb.ai/rebalance: never": "kyb.ai/rebalance: 'never': is neither true nor false; write",
+    "kyb.ai/max-requests: many": "kyb.ai/max-requests: 'many': is not a number of requests; write",
+    'kyb.ai/max-requests: "0"': "kyb.ai/max-requests: '0': is not a number of requests; write",
+    'kyb.ai/probe-port: "80"': "kyb.ai/probe-port: '80': is not a port; write a number from 1024",
+    "kyb.ai/stall-budget: 30s": "kyb.ai/stall-budget: is not a known annotation; remove it: requests in flight end",
     "kyb.ai/vrm: 60GiB": "kyb.ai/vrm: is not a known annotation; did you mean kyb.ai/vram?",
     "kyb.ai/gang: two": "kyb.ai/gang: is not a known annotation; a model on several groups is one seat",
     'kyb.ai/model: "qwen "': "kyb.ai/model: 'qwen ': is no name; write the name that clients request",
@@ -113,7 +94,6 @@ PINNED = APP.replace("model: qwen", "pin: 'true'")
 LIMITS = "limits: {kyb.ai/gpu-1x-seat: 1}"
 SEATS = "kyb.ai/gpu-1x-seat: 9 pods ask for it and this machine has 4 seats of it; remove pods"
 WORKLOADS = {
-    "more replicas than seats": (APP.replace("replicas: 1", "replicas: 9"), SEATS),
     "a StatefulSet of more than there are": (
         APP.replace("replicas: 1", "replicas: 9").replace("Deployment", "StatefulSet"),
         SEATS,
@@ -122,29 +102,9 @@ WORKLOADS = {
         "apiVersion: v1\nkind: List\nitems:\n  - " + APP.replace("replicas: 1", "replicas: 9").replace("\n", "\n    "),
         SEATS,
     ),
-    "replicas in words": (
-        APP.replace("replicas: 1", "replicas: two"),
-        ":6: spec.replicas: 'two': is no number of pods;",
-    ),
-    "a kind with a typing error": (
-        APP.replace("Deployment", "Deploymnt"),
-        ":2: kind: 'Deploymnt': is not a Pod; write",
-    ),
-    "a Deployment without template": (
-        APP.replace("template", "tmplate"),
-        "spec.template: is missing or not a mapping;",
-    ),
     "an annotation of the Deployment": (
         APP.replace("  name: qwen\n", "  name: qwen\n  annotations: {kyb.ai/tier: gold}\n"),
         ":5: metadata.annotations.kyb.ai/tier: has no effect there; move it to metadata.annotations of the Pod",
-    ),
-    "an annotation as a label": (
-        APP.replace("annotations:", "labels:"),
-        ":9: spec.template.metadata.labels.kyb.ai/model: has no effect there; move it",
-    ),
-    "a seat in requests alone": (
-        APP.replace("limits", "requests"),
-        "requests.kyb.ai/gpu-1x-seat: is asked for without a limit; write it below limits",
     ),
     "a seat of an init container": (
         APP + "      initContainers: [{name: load, image: x, resources: {" + LIMITS + "}}]\n",
@@ -159,12 +119,15 @@ WORKLOADS = {
         "2 of its pods are pinned and its groups run 1 at a time, so that others never serve; take kyb.ai/pin from",
     ),
 }
-KEYS = {
-    "keys: [\n": "not valid YAML: ",
-    "kys: []\n": "kys: unknown key; did you mean keys?",
-    "keys:\n  - {name: a, sha256: xyz, scopes: [infer]}\n": "'xyz': is no SHA-256; make the key and its row with: kyb",
-    f"keys:\n  - {{name: a, sha256: {'a' * 64}, scopes: [rule]}}\n": "'rule': is not known; known are admin, gateway",
+CHANGED = {
+    ("replicas: 1", "replicas: 9"): SEATS,
+    ("replicas: 1", "replicas: two"): ":6: spec.replicas: 'two': is no number of pods;",
+    ("Deployment", "Deploymnt"): ":2: kind: 'Deploymnt': is not a Pod; write",
+    ("template", "tmplate"): "spec.template: is missing or not a mapping;",
+    ("annotations:", "labels:"): ":9: spec.template.metadata.labels.kyb.ai/model: has no effect there; move it",
+    ("limits", "requests"): "requests.kyb.ai/gpu-1x-seat: is asked for without a limit; write it below limits",
 }
+WORKLOADS |= {f"{new} for {old}": (APP.replace(old, new), wrong) for (old, new), wrong in CHANGED.items()}
 ENVIRONMENT: dict[str, tuple[type, str]] = {
     "KYB_PORT=abc": (RouterSettings, "KYB_PORT='abc': is text; it must be a whole number"),
     "KYB_PORT=99999": (RouterSettings, "KYB_PORT='99999': is out of range; it must be at most 65535"),
@@ -193,7 +156,7 @@ def refused(read: Callable[[], object]) -> str:
 @pytest.mark.parametrize("name", FILES)
 def test_a_wrong_file_is_refused_with_cause_and_remedy(name: str, tmp_path: Path) -> None:
     text, expected = FILES[name]
-    (path := tmp_path / "config.yaml").write_text(text)
+    path = write(tmp_path, text)
     found = refused(lambda: report(path, 4, None))
     assert expected in found, found
     assert ";" in found, "a remedy follows"
@@ -201,18 +164,19 @@ def test_a_wrong_file_is_refused_with_cause_and_remedy(name: str, tmp_path: Path
 
 @pytest.mark.parametrize("line", ANNOTATIONS)
 def test_a_wrong_annotation_is_refused_with_cause_and_remedy(line: str, tmp_path: Path) -> None:
-    (config := tmp_path / "config.yaml").write_text(ONE)
-    (pods := tmp_path / "pods.yaml").write_text(POD.format(line))
+    config = write(tmp_path, ONE)
+    pods = write(tmp_path, POD.format(line), "pods.yaml")
     found = refused(lambda: report(config, 4, pods))
     assert ANNOTATIONS[line] in found, found
+    assert found.startswith((f"{pods}:6: metadata.annotations.", f"{pods}: pod qwen: ")), found
     assert ";" in found
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_what_makes_pods_is_checked_as_they_are(name: str, tmp_path: Path) -> None:
     text, expected = WORKLOADS[name]
-    (config := tmp_path / "config.yaml").write_text(ONE)
-    (pods := tmp_path / "pods.yaml").write_text(text)
+    config = write(tmp_path, ONE)
+    pods = write(tmp_path, text, "pods.yaml")
     found = refused(lambda: report(config, 1, pods))
     assert expected in found, found
     pods.write_text(APP)
@@ -223,8 +187,8 @@ LISTED = ONE + "gpuTopology: {groups: [{name: G0, gpus: [0]}]}\n"
 
 
 def test_pods_are_counted_against_the_seats_that_the_file_lists(tmp_path: Path) -> None:
-    (config := tmp_path / "config.yaml").write_text(LISTED)
-    (pods := tmp_path / "pods.yaml").write_text(APP.replace("replicas: 1", "replicas: 9"))
+    config = write(tmp_path, LISTED)
+    pods = write(tmp_path, APP.replace("replicas: 1", "replicas: 9"), "pods.yaml")
     assert SEATS in refused(lambda: report(config, None, pods))
 
 
@@ -240,16 +204,10 @@ def test_pods_are_counted_against_the_seats_that_the_file_lists(tmp_path: Path) 
 def test_what_was_not_checked_is_said(
     text: str, gpus: int | None, pods: bool, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (config := tmp_path / "config.yaml").write_text(text)
-    (file := tmp_path / "pods.yaml").write_text(APP.replace("replicas: 1", "replicas: 9"))
+    config = write(tmp_path, text)
+    file = write(tmp_path, APP.replace("replicas: 1", "replicas: 9"), "pods.yaml")
     found = report(config, gpus, file if pods else None)["default"]
     assert found["warnings"] == [f"not checked without --gpus N: {one}" for one in said]
-
-
-@pytest.mark.parametrize("text", KEYS)
-def test_a_wrong_file_of_keys_is_refused_with_cause_and_remedy(text: str, tmp_path: Path) -> None:
-    (path := tmp_path / "keys.yaml").write_text(text)
-    assert KEYS[text] in refused(lambda: load_keys(path))
 
 
 @pytest.mark.parametrize("there", [True, False])
