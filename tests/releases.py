@@ -13,21 +13,9 @@ def unpack(commit: str, folder: Path) -> Path:
     """The tree of an earlier release. Skips the test where git does not have it: in a shallow clone, or without git."""
     tree, archive = folder / commit[:8], folder / f"{commit[:8]}.tar"
     tree.mkdir()
-    repository = Path(__file__).parents[1]
-    command = [
-        "git",
-        "-C",
-        str(repository),
-        "archive",
-        "--output",
-        str(archive),
-        commit,
-        "kybernate",
-        "services",
-        "tests",
-    ]
+    command = ["git", "archive", "--output", str(archive.resolve()), commit, "kybernate", "services", "tests"]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", "") or str(error)
         pytest.skip(f"git does not have release {commit[:8]} (a shallow clone? git fetch --unshallow): {why.strip()}")

@@ -1,7 +1,7 @@
 """Messages on the wire: subjects, slugs, headers, bodies."""
 
 from datetime import datetime
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,6 @@ import kybernate.messages as language
 from kybernate.envelope import Message, MessageError, decode, slug
 from kybernate.messages import (
     EVENT_OF_STATE,
-    ActivateSeat,
     Presence,
     SeatActivated,
     SeatEvent,
@@ -133,9 +132,3 @@ def test_every_state_has_its_event() -> None:
     assert set(EVENT_OF_STATE) == set(SeatState)
     assert EVENT_OF_STATE[SeatState.ACTIVE] is SeatActivated
     assert len(set(EVENT_OF_STATE.values())) == len(SeatState)
-
-
-def test_commands_name_their_verb() -> None:
-    command = ActivateSeat(cause="c", node="n1", seat="4x-9e1a70.s00")
-    assert command.subject == f"kyb.v1.cmd.n1.{slug('4x-9e1a70.s00')}.activate"
-    assert "router" in get_args(Presence.model_fields["component"].annotation)

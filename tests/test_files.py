@@ -20,14 +20,6 @@ def test_the_content_is_replaced_and_no_draft_is_left(tmp_path: Path, content: s
     assert os.listdir(tmp_path) == ["seats.json"]
 
 
-def test_a_reader_that_has_the_old_file_open_keeps_the_old_content(tmp_path: Path) -> None:
-    path = tmp_path / "seats.json"
-    path.write_text("old")
-    with path.open() as reader:
-        files.replace(path, "new", durable=False)
-        assert reader.read() == "old"
-
-
 def test_the_permissions_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:

@@ -91,6 +91,7 @@ async def test_silent_connections_to_a_tls_port_are_counted_and_take_no_memory_f
         await asyncio.gather(*ends, return_exceptions=True)
 
 
+PROBE = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 HALF_BODY = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
 STREAM = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -117,12 +118,22 @@ async def port(**options: Any) -> AsyncIterator[HttpServer]:
         yield server
 
 
-async def probe(port: int, address: str) -> bytes:
+async def asked(port: int, address: str = "127.0.0.1", request: bytes = PROBE) -> bytes:
     """The status that a caller of this address gets, of one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
-    writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     with contextlib.closing(writer):
-        return (await asyncio.wait_for(reader.read(), 20))[9:12]
+        writer.write(request)
+        return (await asyncio.wait_for(reader.readexactly(12), 20))[9:]
+
+
+def dial(opened: contextlib.AsyncExitStack, server: HttpServer, number: int = 1) -> socket.socket:
+    """A connection of the address with this number."""
+    of = f"127.0.0.{number}", 0
+    return opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, of))
+
+
+def post(size: int) -> bytes:
+    return b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + size * b"x"
 
 
 TWO_PORTS = """
@@ -152,7 +163,7 @@ async def test_idle_connections_to_two_ports_of_a_service_leave_it_files() -> No
                 opened.enter_context(socket.create_connection(("127.0.0.1", ports[n % 2]), 9))
                 await asyncio.sleep(0)
             for port in ports:
-                assert await probe(port, "127.0.0.9") == b"200"
+                assert await asked(port, "127.0.0.9") == b"200"
     finally:
         service.kill()
         await service.wait()
@@ -168,37 +179,31 @@ async def test_no_connections_of_others_keep_a_caller_out(
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 20)
     async with port() as server, contextlib.AsyncExitStack() as opened:
         for n in range(50):
-            of = f"127.0.0.{1 + n % others}", 0
-            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, of))
+            caller = dial(opened, server, 1 + n % others)
             with contextlib.suppress(ConnectionError):  # it made room already
                 caller.sendall(begun)
             await asyncio.sleep(0)
         await asyncio.sleep(0.1)  # each is as far as it comes
         for _ in range(3):
-            assert await probe(server.port, address) == b"200"
+            assert await asked(server.port, address) == b"200"
 
 
 async def test_at_the_limit_of_a_port_what_is_under_way_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 6)
     async with port() as server, contextlib.AsyncExitStack() as opened:
-        callers = []
-        for n in range(2, 7):
-            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, (f"127.0.0.{n}", 0)))
-            caller.sendall(STREAM if n > 2 else b"")
-            callers.append(caller)
-        first = [await asyncio.to_thread(caller.recv, 12) for caller in callers[1:]]
+        _, *callers = [dial(opened, server, n) for n in range(2, 7)]
+        for caller in callers:
+            caller.sendall(STREAM)
+        first = [await asyncio.to_thread(caller.recv, 12) for caller in callers]
         assert first == 4 * [b"HTTP/1.1 200"]
         for _ in range(5):
-            assert await probe(server.port, "127.0.0.9") == b"200"
+            assert await asked(server.port, "127.0.0.9") == b"200"
         assert sum(one.busy for one in server.connections) == 4
 
 
 async def test_a_body_that_does_not_come_and_a_reader_that_does_not_read_end() -> None:
     async with port(times=Times(body_seconds=0.2, slow_reader_seconds=0.2)) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        with contextlib.closing(writer):
-            writer.write(HALF_BODY)
-            assert (await asyncio.wait_for(reader.read(), 20))[9:12] == b"408"
+        assert await asked(server.port, request=HALF_BODY) == b"408"
         with socket.create_connection(("127.0.0.1", server.port)) as caller:
             caller.sendall(STREAM)
             await until(lambda: server.connections, what="the stream is open")
@@ -230,29 +235,14 @@ async def test_a_web_page_reads_and_delays_nothing_at_a_services_own_port(path: 
                 assert answer.status == 200
 
 
-def body(caller: socket.socket, size: int, sent: int) -> None:
-    """Send a request, all but the end of its body."""
-    caller.sendall(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + sent * b"x")
-
-
-async def post(port: int, address: str, size: int) -> bytes:
-    """The status of one whole body."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
-    with contextlib.closing(writer):
-        writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + size * b"x")
-        return (await asyncio.wait_for(reader.readexactly(12), 20))[9:]
-
-
 async def test_incomplete_bodies_of_others_keep_no_body_out() -> None:
     """Reviews of kube-apiserver, at the webhook's port."""
     size = 8 * 2**20
     async with port(most_bytes=size) as server, contextlib.AsyncExitStack() as opened:
         for n in range(4):
-            of = f"127.0.0.{1 + n % 2}", 0
-            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, of))
-            await asyncio.to_thread(body, caller, size, size - 1)
+            await asyncio.to_thread(dial(opened, server, 1 + n % 2).sendall, post(size)[:-1])
         await until(lambda: server.bodies.memory.total > 4 * size - 9, what="they have arrived", timeout=9)
-        assert await post(server.port, "127.0.0.9", 2**20) == b"200"
+        assert await asked(server.port, "127.0.0.9", post(2**20)) == b"200"
         assert sum(one.arriving for one in server.connections) == 3
 
 
@@ -260,10 +250,9 @@ async def test_six_of_the_largest_reviews_come_from_one_address() -> None:
     async with port(most_bytes=8 * 2**20) as server, contextlib.AsyncExitStack() as opened:
         size = 3 * 2**20
         for _ in range(5):
-            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9))
-            await asyncio.to_thread(body, caller, size, size - 1)
+            await asyncio.to_thread(dial(opened, server).sendall, post(size)[:-1])
         await until(lambda: server.bodies.memory.total > 5 * size - 9, what="they have arrived", timeout=9)
-        assert await post(server.port, "127.0.0.1", size) == b"200"
+        assert await asked(server.port, request=post(size)) == b"200"
 
 
 SERVES = """

@@ -43,16 +43,18 @@ class Node:
     def __init__(self, server: MemoryServer) -> None:
         self.server, self.processes = server, list[Process]()
 
-    async def start(self, name: str, **more: str) -> Process:
+    def bus(self) -> MemoryBus:
         bus = MemoryBus(self.server)
         self.server.buses.append(bus)
         bus.check_connection()
-        process = Process(bus, name, **more)
-        self.processes.append(process)
+        return bus
+
+    def start(self, name: str, **more: str) -> Process:
+        self.processes.append(process := Process(self.bus(), name, **more))
         return process
 
     async def serving(self, name: str, **more: str) -> Process:
-        process = await self.start(name, **more)
+        process = self.start(name, **more)
         await until(lambda: process.serves, what=f"{name} serves", saw=lambda: process.end)
         return process
 
@@ -69,7 +71,7 @@ async def node() -> AsyncIterator[Node]:
 async def test_a_second_process_ends_before_it_serves_and_names_the_first(node: Node) -> None:
     first = await node.serving("first")
 
-    second = await node.start("second")
+    second = node.start("second")
 
     await until(lambda: second.end, what="the second one ends")
     assert not second.serves
@@ -80,11 +82,8 @@ async def test_a_second_process_ends_before_it_serves_and_names_the_first(node: 
 
 async def test_a_process_that_begins_to_serve_says_so_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that starts at this moment waits for an objection for less time than lies between two presences."""
-    bus = MemoryBus(node.server)
-    node.server.buses.append(bus)
-    bus.check_connection()
-    presence, published = NodePresence(bus, instance="first", node="n1", lock=""), list[bool]()
-    publish = bus.publish
+    bus, published = node.bus(), list[bool]()
+    presence, publish = NodePresence(bus, instance="first", node="n1", lock=""), bus.publish
 
     async def recorded(message: Presence) -> None:
         published.append(message.serving)
@@ -100,7 +99,7 @@ async def test_a_process_that_begins_to_serve_says_so_at_once(node: Node, monkey
 
 
 async def test_of_two_that_start_together_one_serves(node: Node) -> None:
-    both = [await node.start(name) for name in ("first", "second")]
+    both = [node.start(name) for name in ("first", "second")]
 
     await until(lambda: any(one.serves for one in both) and any(one.end for one in both), what="one serves, one ended")
     await asyncio.sleep(0.1)
@@ -131,7 +130,7 @@ async def test_a_presence_of_the_process_that_held_this_lock_before_is_no_object
     late = Presence(cause="p", component="gpu-manager", instance="first", incarnation="x", node="n1", lock="boot:1:2")
     await first.bus.publish(late)
     first.task.cancel()
-    second = await node.start("second", lock="boot:1:2")
+    second = node.start("second", lock="boot:1:2")
     await until(lambda: second.serves, what="the second one serves")
     await second.bus.publish(late)
     await asyncio.sleep(0.05)
@@ -153,8 +152,7 @@ async def test_two_that_served_without_hearing_each_other_both_end(node: Node) -
 
 async def test_a_process_without_the_bus_serves_after_its_patience(node: Node) -> None:
     node.server.stop()
-    bus = MemoryBus(node.server)
-    presence = NodePresence(bus, instance="first", node="n1", lock="")
+    presence = NodePresence(node.bus(), instance="first", node="n1", lock="")
     keep = asyncio.create_task(presence.keep())
 
     await presence.claim(0.05)

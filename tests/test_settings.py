@@ -39,16 +39,6 @@ def test_a_folder_too_long_for_the_socket_in_it_is_refused() -> None:
         NodeSettings.from_env({"KYB_RUN_DIR": f"{longest}x"})
 
 
-@pytest.mark.parametrize("url", ["", "nats", "http://nats:4222"])
-def test_an_address_that_is_none_of_nats_is_refused(url: str) -> None:
-    with pytest.raises(SettingsError, match=rf"KYB_NATS_URL='{url}': begins with none of nats://, tls://"):
-        NodeSettings.from_env({"KYB_NATS_URL": url})
-
-
-def test_an_empty_address_is_all_interfaces() -> None:
-    assert NodeSettings.from_env({"KYB_HEALTH_HOST": ""}).health_host == ""
-
-
 def test_a_name_is_taken_that_has_an_address_beside_one_of_a_family_that_the_kernel_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
