@@ -346,6 +346,18 @@ async def test_an_audit_record_names_the_key_and_never_holds_it(tmp_path: Path, 
         assert key not in f"{w.manager.received} {answer.body!r} {answer.headers}"
 
 
+async def test_changed_keys_are_applied(tmp_path: Path):
+    file, old = key_file(tmp_path, a=["view"])
+    async with shown(api_keys_file=file) as w:
+        _, new = key_file(tmp_path, b=["view"])
+
+        async def applied() -> bool:
+            return await status(w, "GET", "/v1/seats", **{"X-Kyb-Key": new["b"]}) == 200
+
+        await until(applied, what="the new key is known")
+        assert await status(w, "GET", "/v1/seats", **{"X-Kyb-Key": old["a"]}) == 401
+
+
 async def test_events_that_arrive_together_are_one_write_and_no_event_comes_twice():
     first, known, last = (GroupDecided(cause="c", node="n", group="G0", decision="stay", id=name) for name in "abc")
     reader: asyncio.Queue[Any] = asyncio.Queue()

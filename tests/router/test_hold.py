@@ -63,6 +63,15 @@ async def test_levels_rise_at_once_and_end_with_a_zero(w: World):
     assert last.seq > first.seq
 
 
+async def test_the_level_falls_when_a_waiting_caller_disconnects(w: World):
+    await w.seat("s0", "llama")
+    w.manager.auto = False
+    call = await w.hold("llama")
+    await w.last(TrafficSignal, lambda level: level.waiting == 1)
+    call.cancel()
+    await w.last(TrafficSignal, lambda level: level.waiting == 0)
+
+
 async def test_a_full_queue_returns_429_with_retry_after():
     async with world(queue_limit=1, speed=10) as w:
         await w.seat("s0", "llama", activate_seconds=25.0)

@@ -150,7 +150,7 @@ def test_a_collector_that_is_away_is_one_line(monkeypatch: pytest.MonkeyPatch):
 # --- whose trace they continue ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["", "00-1-2-01", GIVEN.replace(TRACE, "0" * 32), "ff" + GIVEN[2:], "x" * 9999])
+@pytest.mark.parametrize("given", ["", "00-1-2-01", GIVEN.replace(TRACE, "0" * 32), "ff" + GIVEN[2:], "x" * 9999, "é"])
 def test_what_is_no_traceparent_begins_a_new_trace(given: str):
     assert trace_id_of(given) is None
     with Spans() as spans:

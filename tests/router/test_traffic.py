@@ -236,7 +236,7 @@ def test_a_closing_seat_gets_no_calls_and_is_acknowledged_until_empty():
     traffic = router(record(state=S.ACTIVE))
     arrive(traffic, 1)
     (ack,) = kinds(traffic.handle(event(state=S.DRAINING, epoch=11), 2.0), DrainAck)
-    assert (ack.epoch, ack.in_flight, ack.instance, ack.incarnation) == (11, 1, "r", "i1")
+    assert (ack.epoch, ack.in_flight, ack.instance, ack.incarnation, ack.cause) == (11, 1, "r", "i1", "c")
     out = arrive(traffic, 2, now=2.1)
     assert not kinds(out, step.Forward)
     assert len(kinds(out, step.RequestActivation)) == 1, (
