@@ -8,9 +8,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
+
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.nats_server import free_port
+from tests.until import until
 
 CHILD = """
 import json, sys
@@ -106,3 +111,25 @@ async def engine(
     arguments = ("--model", "m", "--port", str(port), *options)
     async with process("-m", "kybernate.dev.fakes.engine", *arguments, env=env, **more) as started:
         yield started
+
+
+async def healthy(http: aiohttp.ClientSession) -> bool:
+    """True once it has loaded."""
+    try:
+        async with http.get("/health") as answer:
+            return answer.status == 200
+    except aiohttp.ClientConnectionError:
+        return False
+
+
+@contextlib.asynccontextmanager
+async def ready(node: SimpleNamespace, *options: str, gpus: int = 1, **more: Any) -> AsyncIterator[SimpleNamespace]:
+    """A healthy engine on the first GPUs of a node, and a client of it."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    async with (
+        engine(node.socket, port, node.gpus[:gpus], *options, **more) as started,
+        aiohttp.ClientSession(url) as http,
+    ):
+        await until(lambda: healthy(http), what="the engine is healthy")
+        yield SimpleNamespace(process=started, http=http, url=url, node=node)

@@ -9,16 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import openai
 import pytest
 
 from kybernate.dev.fakes.engine import families
 from kybernate.dev.fakes.engine.protocol import expected_embedding, expected_text
-from kybernate.dev.nats_server import free_port
 from kybernate.seat import SeatState
-from tests.fakes.daemons import engine
-from tests.fakes.test_engine import healthy
+from tests.fakes.daemons import ready
 from tests.router.world import World, world
 from tests.until import until
 
@@ -29,11 +26,8 @@ HELLO = [{"role": "user", "content": "hello"}]
 @pytest.fixture
 async def router(node: SimpleNamespace) -> AsyncIterator[World]:
     """A router whose only model, ``m``, is active."""
-    port = free_port()
-    async with engine(node.socket, port, node.gpus[:1]), world() as running:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:
-            await until(lambda: healthy(http), what="the engine is healthy")
-        await running.manager.put("s1", SeatState.ACTIVE, model="m", endpoint=f"http://127.0.0.1:{port}")
+    async with ready(node) as engine, world() as running:
+        await running.manager.put("s1", SeatState.ACTIVE, model="m", endpoint=engine.url)
         await until(lambda: running.router.traffic.serves("m"), what="the router knows the model")
         yield running
 
@@ -43,13 +37,29 @@ async def test_the_openai_client(router: World) -> None:
     async with openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="none", max_retries=0) as client:
         whole = await client.chat.completions.create(model="m", messages=messages, max_tokens=20)
         assert whole.choices[0].message.content == expected_text("m", "hello", 20)
-        stream = await client.chat.completions.create(model="m", messages=messages, max_tokens=20, stream=True)
-        texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert whole.usage is not None
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (2, 20)
+        stream = await client.chat.completions.create(
+            model="m", messages=messages, max_tokens=20, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
         assert "".join(texts) == expected_text("m", "hello", 20)
-        text = await client.completions.create(model="m", prompt="a", max_tokens=5)
-        assert text.choices[0].text == expected_text("m", "a", 5)
+        assert sum(map(bool, texts)) == 10, "at most ten parts above speed 1"
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.total_tokens == 22
+        unlimited = await client.chat.completions.create(model="m", messages=messages)
+        ends = whole.choices[0].finish_reason, chunks[-2].choices[0].finish_reason, unlimited.choices[0].finish_reason
+        assert ends == ("length", "length", "stop")
+        both = await client.completions.create(model="m", prompt=["a", "b"], max_tokens=5)
+        assert [choice.text for choice in both.choices] == [expected_text("m", "a", 5), expected_text("m", "b", 5)]
+        parts = await client.completions.create(model="m", prompt="a", max_tokens=5, stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in parts]) == expected_text("m", "a", 5)
         vectors = await client.embeddings.create(model="m", input=["a", "b"])
         assert [one.embedding for one in vectors.data] == [expected_embedding("m", "a"), expected_embedding("m", "b")]
+        plain = await client.embeddings.create(model="m", input="a", encoding_format="float")
+        assert plain.data[0].embedding == vectors.data[0].embedding
         response = await client.responses.create(model="m", input="hello", max_output_tokens=8)
         assert response.output_text == expected_text("m", "hello", 8)
         events = [event async for event in await client.responses.create(model="m", input="hello", stream=True)]

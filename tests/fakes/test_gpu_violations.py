@@ -45,12 +45,6 @@ def test_the_residue_of_a_sleeping_engine_takes_no_slot_but_computes_nothing(sta
     assert stand.kinds == {"request-without-memory": 1}
 
 
-def test_a_request_begun_without_memory_is_refused(stand):
-    stand.read("attach", 1, seat="s1")
-    assert stand.code("begin", 1, request="r") is Code.ILLEGAL_STATE
-    assert stand.kinds == {"request-without-memory": 1}
-
-
 def test_a_request_begun_while_locked_is_a_violation_and_waits(stand):
     stand.locked(1)
     begin = stand.send("begin", 1, request="r")

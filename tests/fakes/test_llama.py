@@ -3,14 +3,12 @@
 import asyncio
 from types import SimpleNamespace
 
-import aiohttp
 import openai
 import pytest
 
 from kybernate.dev.fakes.engine.llama import missing
-from kybernate.dev.nats_server import free_port
-from tests.fakes.daemons import engine
-from tests.fakes.test_engine import healthy, post, used, violations
+from tests.fakes.daemons import ready
+from tests.fakes.test_engine import post, used, violations
 from tests.until import until
 
 if absent := missing():
@@ -20,15 +18,10 @@ OPTIONS = ("--llama", "--api", "llamacpp", "--no-models-autoload", "--vram", "4G
 
 
 async def test_an_unloaded_model_answers_with_the_same_tokens_when_it_is_loaded_again(node: SimpleNamespace) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
     async with (
-        engine(node.socket, port, node.gpus[:1], *OPTIONS),
-        aiohttp.ClientSession(url) as http,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        ready(node, *OPTIONS) as served,
+        openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client,
     ):
-        await until(lambda: healthy(http), what="the engine is healthy")
-        served = SimpleNamespace(http=http, node=node)
 
         async def words() -> list[str]:
             """The answer whole and streamed."""
@@ -38,7 +31,7 @@ async def test_an_unloaded_model_answers_with_the_same_tokens_when_it_is_loaded_
             return [whole.choices[0].text, "".join([chunk.choices[0].text async for chunk in stream if chunk.choices])]
 
         async def memory(count: int) -> bool:
-            async with http.get("/models") as answer:
+            async with served.http.get("/models") as answer:
                 status = (await answer.json())["data"][0]["status"]["value"]
             return (await used(served))[0] == count and status == ("loaded" if count else "unloaded")
 

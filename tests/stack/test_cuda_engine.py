@@ -15,7 +15,7 @@ from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs.build import build_stubs
 from kybernate.dev.nats_server import free_port
-from tests.fakes.daemons import driver, process
+from tests.fakes.daemons import driver, healthy, process
 from tests.until import until
 
 GIB = 2**30
@@ -45,18 +45,12 @@ def engine(
 @pytest.fixture
 async def served(node: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
     port = free_port()
-    async with engine(node, port, "--vram", "40GiB") as started, aiohttp.ClientSession() as http:
-        url = f"http://127.0.0.1:{port}"
-
-        async def healthy() -> bool:
-            try:
-                async with http.get(f"{url}/health") as answer:
-                    return answer.status == 200
-            except aiohttp.ClientConnectionError:
-                return False
-
-        await until(healthy, what="the engine is healthy", timeout=30)
-        yield SimpleNamespace(pid=started.pid, http=http, url=url, node=node)
+    async with (
+        engine(node, port, "--vram", "40GiB") as started,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http,
+    ):
+        await until(lambda: healthy(http), what="the engine is healthy", timeout=30)
+        yield SimpleNamespace(pid=started.pid, http=http, node=node)
 
 
 async def held(node: SimpleNamespace) -> dict[str, int]:
@@ -67,7 +61,7 @@ async def held(node: SimpleNamespace) -> dict[str, int]:
 
 async def ask(served: SimpleNamespace, tokens: int = 20) -> str:
     body = {"model": "m", "max_tokens": tokens, "prompt": "hello"}
-    async with served.http.post(f"{served.url}/v1/completions", json=body) as answer:
+    async with served.http.post("/v1/completions", json=body) as answer:
         assert answer.status == 200, await answer.text()
         return str((await answer.json())["choices"][0]["text"])
 
@@ -80,7 +74,7 @@ async def test_it_takes_the_memory_of_its_visible_gpus_and_computes(served: Simp
 
 async def test_sleep_gives_the_memory_back_but_for_the_residue(served: SimpleNamespace) -> None:
     for path, expected in (("sleep", 1), ("wake_up", 20)):
-        async with served.http.post(f"{served.url}/{path}") as answer:
+        async with served.http.post(f"/{path}") as answer:
             assert answer.status == 200, await answer.text()
         assert await held(served.node) == {f"{SEAT}@0": expected, f"{SEAT}@1": expected}
     assert await ask(served) == expected_text("m", "hello", 20)
@@ -89,7 +83,7 @@ async def test_sleep_gives_the_memory_back_but_for_the_residue(served: SimpleNam
 async def test_an_answer_stands_still_while_the_process_is_parked(served: SimpleNamespace) -> None:
     driver = served.node.client
     body = {"model": "m", "max_tokens": 4000, "prompt": "hello", "stream": True}  # ten parts of 0.7 s
-    async with served.http.post(f"{served.url}/v1/completions", json=body) as answer:
+    async with served.http.post("/v1/completions", json=body) as answer:
         first = await anext(aiter(answer.content))
         assert first.startswith(b"data: ")
         await driver.call("lock", pid=served.pid)
@@ -103,7 +97,7 @@ async def test_an_answer_stands_still_while_the_process_is_parked(served: Simple
 
 async def test_an_engine_whose_cuda_calls_wait_can_be_ended(served: SimpleNamespace) -> None:
     body = {"model": "m", "max_tokens": 4000, "prompt": "hello", "stream": True}
-    async with served.http.post(f"{served.url}/v1/completions", json=body) as answer:
+    async with served.http.post("/v1/completions", json=body) as answer:
         await anext(aiter(answer.content))
         await served.node.client.call("lock", pid=served.pid)
         reading = asyncio.create_task(answer.content.read())
