@@ -3,11 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from kybernate.dev.fakes.engine.llama import missing, write_model
-from kybernate.dev.stack import Stack
+from tests.stack.client import running
 from tests.stack.pods import ONE_GROUP, small_node
 
 if absent := missing():
@@ -32,12 +31,10 @@ async def test_llama_cpps_own_answers_of_each_kind_go_through_and_are_equal_afte
     for name in "ab":
         write_model(tmp_path / f"{name}.gguf", name)
     pods = [POD.format(name=name, server=SERVER, model=tmp_path / f"{name}.gguf") for name in "ab"]
-    options = small_node(tmp_path, ONE_GROUP, pods, speed=1)
-    async with Stack(options) as stack, aiohttp.ClientSession() as session:
-        await stack.ready(90)
+    async with running(small_node(tmp_path, ONE_GROUP, pods, speed=1)) as here:
 
         async def post(path: str, **body: Any) -> dict[str, Any]:
-            async with session.post(f"{stack.url}/v1/{path}", json=body) as answer:
+            async with here.session.post(f"{here.stack.url}/v1/{path}", json=body) as answer:
                 assert answer.status == 200, (path, await answer.text())
                 return dict(await answer.json())
 

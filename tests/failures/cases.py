@@ -7,6 +7,7 @@ A case breaks something and returns what a client saw. It does not repair: what 
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import shutil
@@ -204,6 +205,10 @@ def twice(service: str, *, folders: bool) -> Callable[[Failures], Awaitable[Aske
             asked = await world.ask(world.incoming)
             got_jobs = list(Path(env.get("KYB_STATE_DIR", "/nowhere")).glob("journal/*.jsonl"))
             idle = WITHOUT_MANAGER in path.read_bytes() and not got_jobs
+            if idle:  # and it says so
+                served = next(line for line in path.read_text().splitlines() if WITHOUT_MANAGER.decode() in line)
+                async with world.session.get(f"{json.loads(served)['health']}/readyz") as answer:
+                    assert (await answer.json())["notes"]["bus"].startswith("no manager is connected at")
             stays = "the second gets no job" if idle else "the second serves too"
             asked.note = stays if second.returncode is None else "the second ends"
             return asked

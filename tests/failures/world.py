@@ -18,10 +18,10 @@ from typing import Any
 
 import aiohttp
 
-from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.stack import Stack
 from kybernate.dev.stack.stack import unready
+from tests.stack.client import Client, running
 from tests.stack.pods import pod, small_node
 from tests.until import until
 
@@ -72,8 +72,7 @@ class Asked:
 class Failures:
     """One running stack."""
 
-    stack: Stack
-    session: aiohttp.ClientSession
+    client: Client
     way: str = ""
     """How seats move; empty: they do not."""
     target: str = "G0"
@@ -86,6 +85,16 @@ class Failures:
     """Container restarts by model, at the beginning of the case."""
     violations: int = 0
     """What the fake driver had counted at the beginning of the case."""
+
+    @property
+    def stack(self) -> Stack:
+        """Its processes."""
+        return self.client.stack
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """Of its clients."""
+        return self.client.session
 
     # --- the stack seen from outside --------------------------------------------------------------------------------
 
@@ -114,27 +123,19 @@ class Failures:
             holds, what="every model is active or parked", saw=lambda: seen, timeout=SETTLED_SECONDS, interval=0.1
         )
 
-    async def pods(self) -> dict[str, dict[str, Any]]:
-        """Status of each model's container."""
-        async with self.session.get(self.stack.layout.kubelet_url + "/pods") as answer:
-            items = (await answer.json())["items"]
-        return {item["metadata"]["name"]: item["status"]["containerStatuses"][0] for item in items}
-
     async def cold_starts(self) -> list[str]:
         """Seats whose engine was started again since the beginning of the case, by their part in it."""
         parts = {self.victim: "victim", self.incoming: "incoming"}
         again = [
-            model for model, status in (await self.pods()).items() if status["restartCount"] > self.restarts[model]
+            model
+            for model, status in (await self.client.containers()).items()
+            if status["restartCount"] > self.restarts[model]
         ]
         return sorted(parts.get(model, "neighbour") for model in again)
 
     async def counted_violations(self) -> int:
         """Two engines on one GPU, and whatever else the fake driver counts."""
-        client = await FakeDriverClient.connect(str(self.stack.layout.driver_socket), wait_seconds=5.0)
-        try:
-            return int((await client.call("stats"))["violations"]["count"])
-        finally:
-            await client.close()
+        return int((await self.client.driver("stats"))["violations"]["count"])
 
     async def begin(self) -> None:
         """Find who is active and who is parked, and remember the counts. The router may have been killed just now."""
@@ -152,7 +153,7 @@ class Failures:
         self.victim = next(model for model, state in found.items() if state == "active")
         if not self.way:
             self.incoming = "b" if self.victim == "a" else "a"
-        self.restarts = {model: status["restartCount"] for model, status in (await self.pods()).items()}
+        self.restarts = {model: status["restartCount"] for model, status in (await self.client.containers()).items()}
         self.violations = await self.counted_violations()
         return None
 
@@ -166,9 +167,8 @@ class Failures:
     async def check_places(self, *, moved: bool) -> None:
         """Each active seat has memory on the GPUs of its group only, others have none; the incoming one has moved."""
         rows = {row["model"]: row for row in await self.seats() if row["model"]}
-        async with await FakeDriverClient.connect(str(self.stack.layout.driver_socket), wait_seconds=5.0) as client:
-            gpus = [one["uuid"] for one in (await client.call("devices"))["gpus"]]
-            held = [one for one in (await client.call("processes"))["processes"] if one["bytes"]]
+        gpus = [one["uuid"] for one in (await self.client.driver("devices"))["gpus"]]
+        held = [one for one in (await self.client.driver("processes"))["processes"] if one["bytes"]]
         groups = {uuid: f"G{n}" for n, uuid in enumerate(INSTANCES if self.way == MIG_RESTART else gpus)}
         for row in rows.values():
             places = {groups[one["gpu"]] for one in held if one["seat"] == row["seat"]}
@@ -258,12 +258,12 @@ class Failures:
     async def kill(self, name: str) -> None:
         """SIGKILL to a model's engine, or to a service, which the supervisor starts again; kubelet restarts itself."""
         if name in MODELS:
-            os.kill(int((await self.pods())[name]["containerID"].removeprefix("process://")), signal.SIGKILL)
+            os.kill(
+                int((await self.client.containers())[name]["containerID"].removeprefix("process://")), signal.SIGKILL
+            )
             return
         if name == "kubelet":
-            url = f"{self.stack.layout.kubelet_url}/control/restart-kubelet"
-            async with self.session.post(url, json={"down_seconds": 0.5}) as answer:
-                assert answer.status == 200, await answer.text()
+            await self.client.kubelet("restart-kubelet", {"down_seconds": 0.5})
             return
         starts = self.stack.starts[name]
         self.stack.kill(name)
@@ -274,7 +274,7 @@ class Failures:
         if name in MODELS:
 
             async def again() -> bool:
-                return bool((await self.pods())[name]["restartCount"] > self.restarts[name])
+                return bool((await self.client.containers())[name]["restartCount"] > self.restarts[name])
 
             await until(again, what=f"the container of {name} is started again", timeout=60)
 
@@ -300,6 +300,5 @@ async def failures(folder: Path, way: str) -> AsyncIterator[Failures]:
     config = CONFIG.replace("rebalance: false", "rebalance: true") + MIG_CONFIG * mig if way else CONFIG
     backend, preset = "unload" if restarts else None, MIG_PRESET if mig else "default"
     options = small_node(folder, config, pods, gpus=2, speed=SPEED, backend=backend, preset=preset)
-    async with Stack(options) as stack, aiohttp.ClientSession() as session:
-        await stack.ready(60)
-        yield Failures(stack, session, way)
+    async with running(options, 60, strict=False) as client:
+        yield Failures(client, way)

@@ -1,5 +1,5 @@
 """One real stack for all journeys: `kyb up` as a person starts it, at eight times the pace. Seats are bound to their
-groups, so that each journey knows which models share one; ``tests/stack/test_moving.py`` and the demos move them."""
+groups, so that each journey knows which models share one; tests/stack/test_operations.py and the demos move them."""
 
 import json
 import os

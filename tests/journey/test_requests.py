@@ -4,8 +4,6 @@ import asyncio
 import json
 import subprocess
 
-import openai
-
 from kybernate.dev.fakes.engine.protocol import expected_text
 from tests.journey.conftest import Up
 from tests.journey.seats import active, calm, complete, held, parked
@@ -26,17 +24,6 @@ async def test_the_curl_that_kyb_up_prints_gets_its_tokens(up: Up) -> None:
     assert text == expected_text(model, "Hello", 12)
 
 
-async def test_the_openai_client_streams_from_a_parked_model(up: Up) -> None:
-    model = parked(await calm(up.console), "G1")
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
-        stream = await client.chat.completions.create(
-            model=model, max_tokens=9, stream=True, messages=[{"role": "user", "content": "Tell me"}]
-        )
-        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-
-    assert text == expected_text(model, "Tell me", 9)
-
-
 async def test_two_models_of_a_group_are_answered_one_after_the_other_and_another_group_is_not_delayed(up: Up) -> None:
     found = await held(up, "G23")
     first, second = [m for m, s in sorted(found.items()) if s["group"] == "G0" and s["state"] == "parked"][:2]
@@ -50,14 +37,3 @@ async def test_two_models_of_a_group_are_answered_one_after_the_other_and_anothe
         (200, expected_text(model, "Hello", 8)) for model in (first, second, elsewhere)
     ]
     assert other[2] < min(one[2], two[2]), "an active model of another group answers before any switch ends"
-
-
-async def test_an_embedding_and_the_list_of_models(up: Up) -> None:
-    model = active(await held(up, "G0"), "G0")
-    async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
-        embedding = await client.embeddings.create(model=model, input="some text")
-        models = [entry.id async for entry in client.models.list()]
-
-    assert len(embedding.data[0].embedding) > 0
-    assert len(models) == 7
-    assert model in models

@@ -26,6 +26,8 @@ profiles: [{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup
 gpuTopology: {groups: [{name: G0, gpus: [0]}]}
 """
 """Configuration of a node with one GPU and two seats."""
+TWO_GROUPS = ONE_GROUP.replace("{name: G0, gpus: [0]}", "{name: G0, gpus: [0]}, {name: G1, gpus: [1]}")
+"""With two GPUs, and two seats on each."""
 
 
 def pod(model: str, *, vram: str = "60GiB", size: int = 1) -> str:

@@ -14,9 +14,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack
 from tests.bus.cut import three_servers
+from tests.stack.client import running
 from tests.stack.pods import ONE_GROUP, pod, small_node
 from tests.thorough import part
 from tests.until import TIME_FACTOR, until
@@ -69,9 +68,8 @@ async def test_no_request_is_sent_to_a_parked_engine_while_a_server_has_no_route
     async with three_servers(tmp_path) as servers:
         url = ",".join(servers.urls)
         options = small_node(tmp_path, IMPATIENT, (pod(m) for m in "ab"), routers=2, speed=8, nats_url=url)
-        async with Stack(options) as stack:
-            await stack.ready(90)
-            clients = Clients([router.url for router in stack.layout.routers])
+        async with running(options) as here:
+            clients = Clients([router.url for router in here.stack.layout.routers])
             load = asyncio.create_task(clients.run())
             await asyncio.sleep(BEFORE_SECONDS)
             usual, rows = clients.slowest, []
@@ -88,9 +86,5 @@ async def test_no_request_is_sent_to_a_parked_engine_while_a_server_has_no_route
                 rows.append((names, stayed, clients.answered - before, round(clients.slowest, 1)))
             clients.stopped = True
             await load
-            driver = await FakeDriverClient.connect(str(stack.layout.driver_socket), wait_seconds=5.0)
-            violations = (await driver.call("stats"))["violations"]
-            await driver.close()
-            assert violations["count"] == 0, (violations, rows)
             assert not clients.errors
             assert max(slowest for *_, slowest in rows) <= usual + MOST_SECONDS, (usual, rows)

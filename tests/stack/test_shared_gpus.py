@@ -3,11 +3,9 @@
 import asyncio
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack
+from tests.stack.client import running
 from tests.stack.pods import pod, small_node
 
 CONFIG = """
@@ -23,20 +21,7 @@ MODELS = {"a": (1, "20GiB"), "b": (1, "20GiB"), "c": (1, "20GiB"), "p": (2, "60G
 @pytest.mark.timeout(150)
 async def test_singles_and_pairs_of_the_same_gpus_all_answer_and_never_meet(tmp_path: Path) -> None:
     options = small_node(tmp_path, CONFIG, (pod(m, size=size, vram=vram) for m, (size, vram) in MODELS.items()), gpus=2)
-    async with Stack(options) as stack, aiohttp.ClientSession() as session:
-        await stack.ready(60)
-
-        async def ask(model: str) -> int:
-            body = {"model": model, "prompt": "hi", "max_tokens": 3}
-            async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
-                await answer.read()
-                return answer.status
-
+    async with running(options) as here:
         for _ in range(2):
-            assert set(await asyncio.gather(*(ask(model) for model in (*MODELS, *MODELS)))) == {200}
-
-        driver = await FakeDriverClient.connect(stack.layout.driver_socket)
-        stats = await driver.call("stats")
-        await driver.close()
-    assert stats["violations"]["count"] == 0, stats["violations"]
-    assert stats["restores"] >= len(MODELS) - 2
+            await asyncio.gather(*map(here.answered, (*MODELS, *MODELS)))
+        assert (await here.driver("stats"))["restores"] >= len(MODELS) - 2

@@ -1,71 +1,30 @@
 """A whole stack whose services and engines reach the fake GPUs through NVIDIA's libraries only (stubs of them)."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 import yaml
 
 from kybernate.config_errors import ConfigError
-from kybernate.dev.fakes.engine.protocol import expected_text
-from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import build
 from kybernate.dev.stack import LAPTOP, Stack, StackError, StackOptions
 from kybernate.dev.stack.options import check
+from tests.stack.client import running
+from tests.stack.pods import ONE_GROUP, small_node
 from tests.until import until
-
-CONFIG = """
-profiles:
-  - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
-gpuTopology:
-  groups: [{name: G0, gpus: [0]}]
-policy: {name: quantum, settings: {idleSeconds: 1}}
-"""
-MODELS = ("tiny", "small")
-
-
-@pytest.fixture(autouse=True)
-def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
-@pytest.fixture
-async def stack(tmp_path: Path) -> AsyncIterator[Stack]:
-    """Two models on one GPU that holds one of them."""
-    shipped = {pod["metadata"]["name"]: pod for pod in yaml.safe_load_all((LAPTOP / "pods-cuda.yaml").read_text())}
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    (tmp_path / "pods.yaml").write_text(yaml.safe_dump_all([_pod(shipped["qwen3-32b"], model) for model in MODELS]))
-    options = StackOptions(
-        driver="stub",
-        config=tmp_path / "config.yaml",
-        pods=tmp_path / "pods.yaml",
-        port=0,
-        gpus=1,
-        speed=10.0,
-        announce=False,
-    )
-    async with Stack(options) as started:
-        yield started
-
-
-def _pod(shipped: dict[str, Any], model: str) -> dict[str, Any]:
-    """A shipped pod for another model."""
-    text = yaml.safe_dump(shipped)
-    pod: dict[str, Any] = yaml.safe_load(text.replace("qwen3-32b", model))
-    return pod
 
 
 @pytest.mark.timeout(150)
-async def test_a_request_to_a_parked_model_is_answered_and_nothing_is_violated(stack: Stack) -> None:
-    seats = await stack.ready(100)
-    assert sorted(seat["state"] for seat in seats) == ["active", "parked"]
-    parked = next(seat for seat in seats if seat["state"] == "parked")["model"]
-    async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
-        before = await driver.call("stats")
-        (holder,) = {entry["pid"] for entry in (await driver.call("processes"))["processes"] if entry["bytes"]}
+async def test_a_request_to_a_parked_model_is_answered_and_nothing_is_violated(tmp_path: Path) -> None:
+    shipped = next(one for one in (LAPTOP / "pods-cuda.yaml").read_text().split("---") if "qwen3-32b" in one)
+    config = ONE_GROUP + "policy: {name: quantum, settings: {idleSeconds: 1}}\n"
+    pods = [f"---{shipped.replace('qwen3-32b', model)}" for model in ("tiny", "small")]
+    async with running(small_node(tmp_path, config, pods, driver="stub", speed=10), 100) as here:
+        stack, seats = here.stack, await here.seats()
+        assert sorted(seat["state"] for seat in seats.values()) == ["active", "parked"]
+        before = await here.driver("stats")
+        (holder,) = {entry["pid"] for entry in (await here.driver("processes"))["processes"] if entry["bytes"]}
         environment = _environment(holder)
         assert environment["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
         assert environment["CUDA_VISIBLE_DEVICES"] == "0"
@@ -73,16 +32,14 @@ async def test_a_request_to_a_parked_model_is_answered_and_nothing_is_violated(s
         assert "KYB_FAKE_GPU" not in environment, "the fake's own variables are not for CUDA processes"
         assert "libcuda.so.1" in Path(f"/proc/{holder}/maps").read_text()
 
-        assert await _ask(stack.url, parked) == expected_text(parked, "hi", 12)
-
-        after = await driver.call("stats")
-        assert after["violations"]["count"] == 0, after["violations"]
-        assert after["restores"] == before["restores"] + 1
+        await here.answered(*(model for model, seat in seats.items() if seat["state"] == "parked"))
+        assert (await here.driver("stats"))["restores"] == before["restores"] + 1
         await until(lambda: _stopped(holder), what="the active engine is stopped")
-    helpers = [Path(f"/proc/{note.name.partition('-')[0]}/cmdline") for note in _notes(stack.folder)]
-    commands = [path.read_text().split("\0") for path in helpers if path.exists()]
-    assert commands
-    assert not any("--fake" in command for command in commands)
+        notes = [note.name.partition("-")[0] for note in (stack.folder / "state" / "helpers").iterdir()]
+        helpers = [Path(f"/proc/{pid}/cmdline") for pid in notes if pid.isdigit()]
+        commands = [path.read_text().split("\0") for path in helpers if path.exists()]
+        assert commands
+        assert not any("--fake" in command for command in commands)
 
 
 def test_without_a_c_compiler_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +74,6 @@ def test_both_files_of_pods_are_the_same_but_for_the_driver() -> None:
     assert cuda == fake
 
 
-async def _ask(url: str, model: str) -> str:
-    body = {"model": model, "max_tokens": 12, "messages": [{"role": "user", "content": "hi"}]}
-    async with aiohttp.ClientSession() as http, http.post(f"{url}/v1/chat/completions", json=body) as answer:
-        assert answer.status == 200, await answer.text()
-        return str((await answer.json())["choices"][0]["message"]["content"])
-
-
 def _environment(pid: int) -> dict[str, str]:
     pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
@@ -131,7 +81,3 @@ def _environment(pid: int) -> dict[str, str]:
 
 def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def _notes(folder: Path) -> list[Path]:
-    return [note for note in (folder / "state" / "helpers").iterdir() if note.name[0].isdigit()]

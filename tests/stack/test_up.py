@@ -73,26 +73,18 @@ def _own_runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("KYB_URL", raising=False)
 
 
-def ask(url: str, model: str) -> str:
-    """A streaming chat completion; the text of its chunks."""
-    body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+def ask(url: str, model: str, *, stream: bool = False) -> str:
+    """The text of a chat completion."""
+    body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": "Hello"}]}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60 * TIME_FACTOR) as answer:
+        if not stream:
+            return str(json.load(answer)["choices"][0]["message"]["content"])
         chunks = [line[6:] for line in answer.read().decode().split("\n") if line.startswith("data: ")]
     assert chunks[-1] == "[DONE]"
     deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks[:-1]]
     return "".join(delta.get("content") or "" for delta in deltas)
-
-
-def ask_whole(url: str, model: str) -> str:
-    """A chat completion in one piece: its text."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=60 * TIME_FACTOR) as answer:
-        return str(json.load(answer)["choices"][0]["message"]["content"])
 
 
 def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
@@ -106,7 +98,7 @@ def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
         assert pasted is not None
         parked = pasted[1]
         assert next(seat["state"] for seat in owned if seat["model"] == parked) == "parked"
-        assert ask(stack.url, parked)
+        assert ask(stack.url, parked, stream=True)
         assert "G23  GPU 2, 3" in (shown := stack.kyb("status"))
         nats = re.search(r"nats +(nats://\S+)", stack.text)
         assert nats is not None
@@ -196,7 +188,7 @@ def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_
     engines.write_text(example.replace("examples/own_engine.py", str(ROOT / "examples/own_engine.py")))
     with up("--config", str(config), "--pods", str(engines)) as stack:
         for model in ("alpha", "beta", "alpha"):
-            assert ask_whole(stack.url, model) == f"{model} received: Hello"
+            assert ask(stack.url, model) == f"{model} received: Hello"
 
         assert json.loads(stack.kyb("add", str(pods), "-o", "json"))["pods"][0]["model"] == "gamma"
         until_blocking(lambda: "gamma" in stack.kyb("status"), what="the router knows gamma", interval=0.2)
@@ -235,4 +227,4 @@ def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_
             return [node.get("policy") for node in nodes] == ["exhaustive"]
 
         until_blocking(applied, what="the manager has the new policy", timeout=60, interval=0.2)
-        assert ask_whole(stack.url, "beta") == "beta received: Hello"
+        assert ask(stack.url, "beta") == "beta received: Hello"
