@@ -15,7 +15,6 @@ import typer
 from aiohttp import web
 
 from kybernate import __version__
-from kybernate.cli import completion
 from kybernate.cli.app import app
 from kybernate.cli.console import CLOCK_SECONDS, Console, follow_events
 from kybernate.cli.history import show_events
@@ -31,12 +30,7 @@ if TYPE_CHECKING:
 ENOUGH = 2
 
 
-async def test_the_shell_completes_models_groups_nodes_and_policies(
-    router: "SmallRouter", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KYB_URL", router.url)
-    assert await asyncio.to_thread(completion.models, "q") == ["qwen3-32b"]
-    assert await asyncio.to_thread(completion.groups_and_nodes, "") == ["G0", "G1", "laptop"]
+def test_the_shell_completes_policies() -> None:
     assert complete_policies("fifo,kyb-b") == ["fifo,kyb-balanced", "fifo,kyb-bounded"]
 
 
@@ -327,6 +321,9 @@ def test_ctrl_c_while_modules_are_imported_prints_nothing(tmp_path: Path) -> Non
 
 async def test_version_and_help(kyb: "Kyb") -> None:
     assert (await kyb("--version")).out == f"kyb {__version__}\n"
+    command = [sys.executable, "-m", "kybernate", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"kyb {__version__}\n"
+    assert "--since" in (await kyb("events", "-h")).out
     result = await kyb("--help")
     assert all(name in result.out for name in ("up", "demo", "status", "events", "activate", "park", "pin", "unpin"))
 
@@ -424,6 +421,7 @@ async def test_bus_init_says_when_no_server_answers(kyb: "Kyb", monkeypatch: pyt
     [
         ("kyb park q", ["qwen3-32b"]),
         ("kyb why G", ["G0", "G1"]),
+        ("kyb resume node l", ["laptop"]),
         ("kyb events --model t", ["twin"]),
         ("kyb migrate twin --to G1", ["G1"]),
     ],

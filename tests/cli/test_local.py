@@ -5,7 +5,6 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,21 +85,14 @@ async def test_services_that_do_not_run_are_named(kyb: "Kyb", stack: Path) -> No
 
 
 async def test_the_doctor_names_what_keeps_the_start_gate_of_this_machine_shut(kyb: "Kyb", stack: Path) -> None:
-    async def gate() -> list[str]:
-        found = json.loads((await kyb("doctor", "-o", "json")).out)["findings"]
-        return [finding["finding"] for finding in found if finding["check"] == "start gate"]
-
-    (stack / "run").mkdir(exist_ok=True)
-    folder = f"{stack}/run/seats"
-    assert (await gate())[0] == f"{folder}: No such file or directory: calls and tickets do not pass"
-    call = Path(folder) / "s1" / "call.json"
+    call = stack / "run" / "seats" / "s1" / "call.json"
     call.parent.mkdir(parents=True)
-    assert (await gate())[0] == f"{folder}: no gate.sock for s1: /kyb/kyb-run does not pass"
     os.mknod(call.with_name("gate.sock"), stat.S_IFSOCK | 0o600)
-    assert not any(folder in text for text in await gate())
     call.write_text("{}")
     os.utime(call, (1.0, 1.0))
-    assert "the call of s1 is over and still there" in (await gate())[0]
+    findings = json.loads((await kyb("doctor", "-o", "json")).out)["findings"]
+    gate = [finding["finding"] for finding in findings if finding["check"] == "start gate"]
+    assert "the call of s1 is over and still there" in gate[0]
 
 
 async def test_the_model_that_waits_longest_against_its_slo_comes_first(kyb: "Kyb", router: "SmallRouter") -> None:
@@ -142,11 +134,3 @@ async def test_without_a_stack_the_commands_name_the_remedy(kyb: "Kyb") -> None:
     assert done.code == 1
     assert done.out.startswith("FAIL console")
     assert len(done.out.splitlines()) == 1
-
-
-async def test_version_and_help_have_their_usual_names(kyb: "Kyb") -> None:
-    assert (await kyb("--version")).out.startswith("kyb ")
-    assert "Usage: kyb" in (await kyb("-h")).out
-    assert "--since" in (await kyb("events", "-h")).out
-    done = subprocess.run([sys.executable, "-m", "kybernate", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("kyb ")

@@ -25,7 +25,6 @@ COLLECTIONS = {
     "/apis/resource.k8s.io/v1/resourceslices": "v1",
     "/apis/resource.k8s.io/v1beta1/resourceslices": "v1beta1",
 }
-DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 FIELDS = ("metadata.name", "spec.nodeName", "status.phase")
 
 
@@ -143,8 +142,6 @@ class ApiServer:
                 web.get("/api/v1/namespaces/{namespace}/pods/{name}", self._pod),
                 web.patch("/api/v1/namespaces/{namespace}/pods/{name}/status", self._patch_status),
                 web.get("/api/v1/nodes/{name}", self._node),
-                web.get(f"{DEPLOYMENTS}/{{name}}", self._deployment),
-                web.patch(f"{DEPLOYMENTS}/{{name}}{{status:(/status)?}}", self._patch_deployment),
                 *(web.get(path, self._collection) for path in COLLECTIONS),
             ]
         )
@@ -177,25 +174,6 @@ class ApiServer:
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         return self._refused(request, "GET") or self._one("/api/v1/nodes", "", request.match_info["name"])
-
-    async def _deployment(self, request: web.Request) -> web.StreamResponse:
-        return self._refused(request, "GET") or self._one(DEPLOYMENTS, "", request.match_info["name"])
-
-    async def _patch_deployment(self, request: web.Request) -> web.StreamResponse:
-        """A JSON patch, all or nothing. Each path changes its part alone, and a change of the spec its generation."""
-        if refused := self._refused(request, "PATCH"):
-            return refused
-        if request.content_type != "application/json-patch+json":
-            return failure(415, "UnsupportedMediaType", request.content_type)
-        before = self._objects[DEPLOYMENTS]["", request.match_info["name"]]
-        try:
-            after = patched(before, await request.json())
-        except ValueError as error:
-            return failure(422, "Invalid", str(error))
-        own, other = ("status", "spec") if request.match_info["status"] else ("spec", "status")
-        found = after | {other: before.get(other, {}), own: after.get(own, {})}
-        found["metadata"]["generation"] = before["metadata"]["generation"] + (found["spec"] != before["spec"])
-        return web.json_response(self.put(found, DEPLOYMENTS))
 
     def _one(self, path: str, namespace: str, name: str) -> web.Response:
         found = self._objects.get(path, {}).get((namespace, name))
@@ -308,28 +286,6 @@ class ApiServer:
         self._woken += 1
         self._wake.set()
         self._wake = asyncio.Event()
-
-
-def patched(item: Object, patch: list[Object]) -> Object:
-    """An object after a JSON patch (RFC 6902). Raises ValueError for a test that fails or a missing place."""
-    made = copy.deepcopy(item)
-    for step in patch:
-        *way, last = (part.replace("~1", "/").replace("~0", "~") for part in step["path"].split("/")[1:])
-        at: Any = made
-        for part in way:
-            at = at[int(part)] if isinstance(at, list) else at.get(part)
-            if at is None:
-                raise ValueError(f"{step['op']} operation does not apply: doc is missing path: {step['path']}")
-        if step["op"] != "add" and last not in at:
-            raise ValueError(f"{step['op']} operation does not apply: doc is missing key: {step['path']}")
-        if step["op"] == "test":
-            if at[last] != step["value"]:
-                raise ValueError(f"testing value {step['path']} failed: test failed")
-        elif step["op"] == "remove":
-            del at[last]
-        else:
-            at[last] = step["value"]
-    return made
 
 
 def parsed(selector: str) -> dict[str, str]:

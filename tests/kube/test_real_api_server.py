@@ -22,6 +22,7 @@ import yaml
 
 from kybernate import kube as client
 from kybernate.cli import main
+from kybernate.cli import onboard as onboarding
 from kybernate.dev.nats_server import free_port
 from kybernate.kube import ConflictError, Kube, KubeError, Mirror, Object
 from kybernate.seat import SeatState
@@ -29,7 +30,7 @@ from kybernate.tls import trusting
 from services.gpu_manager.pod_conditions import CONDITION, LABEL, ConditionQueue, PodCondition
 from tests.cli.conftest import kyb
 from tests.cli.test_adopt import ROUTERS, pod, routers, service
-from tests.cli.test_onboard import example, overtaken
+from tests.cli.test_onboard import container, example
 from tests.kube.test_mirror import HERE, PODS, names
 from tests.manager.test_pod_events import row
 from tests.until import until
@@ -178,47 +179,6 @@ async def account(cluster: Cluster, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@dataclass
-class Line:
-    """TCP connections to the server that can be cut."""
-
-    target: int
-    port: int = 0
-    up: bool = True
-    writers: list[asyncio.StreamWriter] = field(default_factory=list)
-
-    def cut(self) -> None:
-        for writer in self.writers:
-            writer.transport.abort()
-        self.writers.clear()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.append(writer)
-        if not self.up:
-            writer.transport.abort()
-            return
-        back, forth = await asyncio.open_connection("127.0.0.1", self.target)
-        self.writers.append(forth)
-        await asyncio.gather(copy(reader, forth), copy(back, writer))
-
-
-async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()
-
-
-@asynccontextmanager
-async def broken_line(target: int) -> AsyncIterator[Line]:
-    line = Line(target)
-    async with await asyncio.start_server(line.serve, "127.0.0.1", 0) as server:
-        line.port = int(server.sockets[0].getsockname()[1])
-        yield line
-        line.cut()
-
-
 @asynccontextmanager
 async def mirror(port: int, account: Path) -> AsyncIterator[Mirror]:
     kube = Kube(f"https://127.0.0.1:{port}", account)
@@ -276,22 +236,6 @@ async def test_the_server_ends_a_watch_in_time_and_sends_a_bookmark_before(
         assert found == {("BOOKMARK", True)}
     finally:
         await kube.close()
-
-
-async def test_a_watch_that_breaks_goes_on_without_a_list(cluster: Cluster, account: Path) -> None:
-    async with broken_line(cluster.port) as line, mirror(line.port, account) as found:
-        await cluster.create_pod("a")
-        await until(lambda: names(found) == ["a"], what="the pod")
-        lists = await cluster.lists()
-        for name in ("b", "c"):
-            line.up = False
-            line.cut()
-            await until(lambda: not found.live, what="the broken watch is noticed")
-            await cluster.create_pod(name)
-            await cluster.delete_pod(min(names(found)))
-            line.up = True
-            await until(lambda: found.live and names(found) == [name], what="what happened meanwhile")  # noqa: B023
-        assert await cluster.lists() == lists
 
 
 async def test_after_a_long_outage_the_history_has_expired_and_the_pods_are_listed_again(
@@ -411,16 +355,36 @@ def kubectl(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 async def test_a_deployment_that_changes_while_it_is_onboarded_keeps_the_change(
     kyb: "Kyb", kubectl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = kubectl("apply", "-f", "-", given=example("vllm"))
-    assert made["metadata"]["generation"] == 1
+    written, meanwhile = onboarding.kubectl, list[tuple[Object, list[str]]]()
+    before = kubectl("apply", "-f", "-", given=example("vllm"))
+    assert before["metadata"]["generation"] == 1
 
     def live() -> Any:
         return kubectl("get", "deploy/qwen3-8b")
 
-    def change(patch: Object, *more: str) -> None:
-        kubectl("patch", "deploy/qwen3-8b", "--type=json", "-p", json.dumps([patch]), *more)
+    def interposed(arguments: list[str], given: str | None = None) -> str:
+        """What has happened between what kyb has read and what kyb writes."""
+        if arguments[0] == "patch" and meanwhile:
+            patch, more = meanwhile.pop()
+            kubectl("patch", "deploy/qwen3-8b", "--type=json", "-p", json.dumps([patch]), *more)
+        return written(arguments, given)
 
-    await overtaken(kyb, monkeypatch, live, change)
+    monkeypatch.setattr(onboarding, "kubectl", interposed)
+    image, seat = "/spec/template/spec/containers/0/image", "kyb.ai/gpu-1x-seat"
+    meanwhile.append(({"op": "replace", "path": image, "value": "vllm/vllm-openai:new"}, []))
+    refused = await kyb("onboard", "deploy/qwen3-8b", "--apply")
+    assert refused.code == 1
+    assert refused.err == "kyb: deploy/qwen3-8b was changed meanwhile, and nothing was written; try again\n"
+    after = live()
+    assert (container(after)["image"], seat in str(after["spec"])) == ("vllm/vllm-openai:new", False)
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+    status = {"op": "add", "path": "/status/replicas", "value": 1}
+    meanwhile.append((status, ["--subresource=status"]))  # its controller's report is no conflict
+    done = await kyb("onboard", "deploy/qwen3-8b", "--apply")
+    assert done.code == 0, done.err
+    after = live()
+    assert (container(after)["image"], seat in str(after["spec"])) == ("vllm/vllm-openai:new", True)
+    assert after["status"]["replicas"] == 1
 
 
 @needs_kubectl

@@ -47,10 +47,6 @@ def alive(pid: int) -> bool:
     return process_state(pid) not in "ZX"
 
 
-def pid_of(pod: Pod) -> int:
-    return int(state(pod)["containerID"].removeprefix("process://"))
-
-
 async def started(kubelet: Kubelet, spec: Any) -> Pod:
     created = kubelet.create(spec)
     await until_running(created)
@@ -169,19 +165,6 @@ async def test_a_command_that_does_not_exist_has_ended_with_the_reason_and_is_ba
         ended = state(failing)["lastState"]["terminated"]
         assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
         assert '"no-such-program": executable file not found' in ended["message"]
-
-
-async def test_deleting_ends_also_a_process_that_was_stopped() -> None:
-    async with running_kubelet() as kubelet, registered(kubelet, "a"):
-        frozen = await started(kubelet, pod())
-        pid = pid_of(frozen)
-        os.kill(pid, signal.SIGSTOP)
-        await until(lambda: process_state(pid) == "T", what="the process is stopped")
-        kubelet.delete("default", "p", 0.2)
-        assert frozen.document()["metadata"]["deletionTimestamp"]
-        assert kubelet.pods == [frozen]
-        await until(lambda: not kubelet.pods, what="every pod is deleted")
-        assert not alive(pid)
 
 
 async def test_http_shows_pods_and_does_what_kubectl_would() -> None:
