@@ -1,6 +1,5 @@
 import asyncio
 import json
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,24 +128,6 @@ def test_a_trace_without_requests_in_the_asked_time_ends_with_2(trace: Path) -> 
     result = run("--trace", trace, "--start", 1000)
     assert result.exit_code == 2
     assert "change --start or --duration" in result.output
-
-
-def test_the_options_are_explained() -> None:
-    output = re.sub(r"\x1b\[[0-9;]*m", "", run("--help").output)
-    options = (
-        "--trace",
-        "--start",
-        "--duration",
-        "--speed",
-        "--json",
-        "--chaos",
-        "--seed",
-        "--router",
-        "--map",
-        "--keep-logs",
-    )
-    for option in options:
-        assert option in output
 
 
 def test_progress_tells_where_it_is() -> None:

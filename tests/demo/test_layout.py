@@ -12,10 +12,6 @@ def test_the_heaviest_go_to_the_least_loaded_groups() -> None:
     assert layout.groups == (("a", "d"), ("b", "c"))
 
 
-def test_two_models_get_a_group_each() -> None:
-    assert plan({"code": 3, "conv": 8}, gpus=4).groups == (("conv",), ("code",))
-
-
 @pytest.mark.parametrize("models", range(1, MOST_MODELS + 1))
 def test_every_group_but_the_last_is_full_so_that_first_fit_does_what_was_planned(models: int) -> None:
     layout = plan({f"m{number}": 100 / (number + 1) for number in range(models)}, gpus=4)

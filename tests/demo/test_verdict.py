@@ -1,38 +1,9 @@
-import pytest
-
-from kybernate.dev.demo.client import Outages, Verdict, of_broken, of_status, of_stream_error, of_text
-
-
-@pytest.mark.parametrize(
-    ("status", "retry_after", "verdict"),
-    [
-        (429, "1", Verdict.RETRYABLE),
-        (503, "2.5", Verdict.RETRYABLE),
-        (503, None, Verdict.ERROR),
-        (429, None, Verdict.ERROR),
-        (500, "1", Verdict.ERROR),
-        (502, "1", Verdict.ERROR),
-        (404, None, Verdict.ERROR),
-    ],
-)
-def test_only_429_and_503_with_retry_after_are_retryable(
-    status: int, retry_after: str | None, verdict: Verdict
-) -> None:
-    assert of_status(status, retry_after, "why").verdict is verdict
+from kybernate.dev.demo.client import Outages, Verdict, of_status, of_text
 
 
 def test_the_wait_that_the_router_asks_for_is_kept() -> None:
     assert of_status(503, "3", "").retry_after_seconds == 3.0
     assert of_status(503, "Wed, 21 Oct 2030 07:28:00 GMT", "").retry_after_seconds is None
-
-
-def test_a_stream_error_event_is_retryable() -> None:
-    assert of_stream_error("seat_evicted", "gone").verdict is Verdict.RETRYABLE
-
-
-def test_a_broken_connection_is_retryable_only_while_a_service_is_down() -> None:
-    assert of_broken("connection refused", service_down=True).verdict is Verdict.RETRYABLE
-    assert of_broken("connection refused", service_down=False).verdict is Verdict.ERROR
 
 
 def test_only_the_whole_right_text_is_ok() -> None:

@@ -267,15 +267,6 @@ def test_a_policy_that_runs_in_circles_is_named(monkeypatch: pytest.MonkeyPatch)
             ),
             "leave 4 bytes, and seat b needs 6: its requests would wait for ever; pin fewer, or give",
         ),
-        (
-            scenario(
-                [(0.0, 1, 1.0)],
-                [seat("a", pinned=True, vram_bytes=6), seat("b", vram_bytes=6)],
-                [SimGroup("A", slots=2, memory_bytes=10)],
-                move_seconds=1.0,
-            ),
-            "leave 4 bytes",
-        ),
         (scenario([], [seat("a", pinned=True), seat("b", pinned=True)]), "do not fit into it together"),
         (
             scenario(
