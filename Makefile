@@ -66,7 +66,7 @@ test-nightly: setup
 	PATH=$(KUBERNETES):$$PATH KYB_KUBE_APISERVER=$(KUBERNETES) KYB_KUBELET=$(KUBERNETES)/kubelet CI=true \
 	  KYB_FAILURES=all HYPOTHESIS_PROFILE=nightly KYB_TEST_TIME_FACTOR=60 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
-# Random runs of the pure cores in a model of the node, or all interleavings: docs/dev/exploration.md.
+# Random runs of the pure cores in a model of the node: docs/dev/exploration.md.
 explore: setup
 	@$(PY) -m tests.exploration $(ARGS)
 # Every failure of docs/dev/failures.md on a real stack, about ten minutes; writes what was seen.

@@ -1,4 +1,4 @@
-"""``python -m tests.exploration``: random runs, or all interleavings of the small configuration.
+"""``python -m tests.exploration``: random runs.
 
 A seed that breaks a promise is shrunk, printed as a trace, and makes the exit status 1.
 """
@@ -8,8 +8,6 @@ import os
 import sys
 import time
 
-from tests.exploration.controls import CONTROLS, search
-from tests.exploration.exhaustive import exhaust
 from tests.exploration.search import Found, Totals, explain, random_run, setup_of, shrink
 from tests.exploration.world import SHAPES
 
@@ -20,32 +18,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="the first seed; alone with --runs 1 to reproduce one")
     parser.add_argument("--runs", type=int, help="so many runs instead of --steps")
     parser.add_argument("--shapes", choices=sorted(SHAPES), default="", help="one configuration instead of all in turn")
-    parser.add_argument("--exhaustive", type=int, metavar="DEPTH", help="all interleavings, so many actions deep")
-    parser.add_argument("--faults", type=int, default=1, help="of --exhaustive: at most so many faults on a way")
-    parser.add_argument("--controls", action="store_true", help="look for each seeded bug, and tell the steps it took")
-    parser.add_argument("--seconds", type=float, default=1e9, help="of --exhaustive: end after so long")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets, too, follows from the seed of a run
         os.execve(sys.executable, [*sys.orig_argv], {**os.environ, "PYTHONHASHSEED": "0"})
-    if options.controls:
-        return controls()
-    if options.exhaustive:
-        result = exhaust(depth=options.exhaustive, budget=options.faults, seconds=options.seconds)
-        tell(str(result))
-        if result.found is not None:
-            tell(explain(result.found))
-        return int(result.found is not None)
     return random_runs(options)
-
-
-def controls() -> int:
-    """The negative controls, also those that take long."""
-    missed = 0
-    for control in CONTROLS:
-        found = search(control)
-        missed += found is None
-        tell(f"{control.name}: " + (f"{found.steps} steps: {found.text}" if found is not None else "NOT FOUND"))
-    return int(bool(missed))
 
 
 def random_runs(options: argparse.Namespace) -> int:

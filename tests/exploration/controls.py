@@ -11,8 +11,7 @@ from typing import Any
 from unittest import mock
 
 from kybernate.messages import AskJobs
-from services.gpu_manager.core import allocations, demand, recovery, switch, view
-from services.gpu_manager.core.facts import Process, Residence, Ticket
+from services.gpu_manager.core import demand, recovery, switch, view
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from services.router.core.trust import TRUST_SECONDS
 from tests.exploration.router import Router
@@ -40,10 +39,8 @@ class Control:
     runs: int = 60
     """Random runs of 600 actions in which it is found."""
     routers: int = 1
-    quick: bool = True
-    """Found within seconds: an ordinary test."""
     found: int = 0
-    """Seed of the run that found it; the ordinary test begins there."""
+    """Seed of the run that found it; the test begins there."""
 
 
 def _slots_are_not_counted() -> Any:
@@ -72,10 +69,6 @@ def _a_rehearsal_is_over_when_it_begins() -> Any:
 
 def _the_seat_folder_is_not_read() -> Any:
     return mock.patch.object(recovery, "open_tickets", return_value=())
-
-
-def _a_lost_ticket_is_not_waited_for() -> Any:
-    return mock.patch.object(recovery.Evidence, "forgotten", False)
 
 
 def _a_seat_without_ledger_is_at_home() -> Any:
@@ -121,32 +114,6 @@ def _a_router_believes_its_own_server() -> Any:
     return mock.patch.object(Router, "beat", echoed)
 
 
-def _the_ledger_forgets_starts() -> Any:
-    written = recovery.ledger
-
-    def forgets(node: Any, boot: str) -> Any:
-        ledger = written(node, boot)
-        kept = tuple(
-            entry.model_copy(update={"state": recovery.S.WAITING, "lease": False})
-            if entry.state is recovery.S.STARTING
-            else entry
-            for entry in ledger.seats
-        )
-        return ledger.model_copy(update={"seats": kept})
-
-    return mock.patch.object(recovery, "ledger", forgets)
-
-
-def _a_deleted_pod_holds_nothing() -> Any:
-    delete = allocations._delete
-
-    def releases(node: Any, seat: Any, now: Any) -> None:
-        delete(node, seat, now)
-        seat.know(replace(seat.facts, process=Process.NONE, residence=Residence.NOWHERE, ticket=Ticket.NONE))
-
-    return mock.patch.object(allocations, "_delete", releases)
-
-
 def _a_park_counts_when_it_begins() -> Any:
     received = switch._on_victim_progress
 
@@ -162,7 +129,6 @@ def _a_switch_is_not_adopted() -> Any:
 
 
 SECOND = "second engine"
-RESTART = ("crash-manager", "crash-after")
 LOST = ("crash-manager", " ledger")
 CONTROLS = (
     Control("slots are not counted", _slots_are_not_counted, "three", "", 0.0, warm=0.0, found=1),
@@ -171,15 +137,6 @@ CONTROLS = (
         "a rehearsal is over when it begins", _a_rehearsal_is_over_when_it_begins, "packed", "", 0.02, warm=0.0, found=3
     ),
     Control("the seat folder is not read", _the_seat_folder_is_not_read, "one", SECOND, focus=LOST, warm=0.0, found=22),
-    Control(
-        "a ticket that nothing remembers is not waited for",
-        _a_lost_ticket_is_not_waited_for,
-        "one",
-        SECOND,
-        focus=(*LOST, "lose-folders"),
-        warm=0.0,
-        quick=False,
-    ),
     Control(
         "a seat of a pool without ledger is at home",
         _a_seat_without_ledger_is_at_home,
@@ -210,18 +167,6 @@ CONTROLS = (
         focus=("part",),
         routers=2,
         found=39,
-    ),
-    Control(
-        "the ledger forgets starts", _the_ledger_forgets_starts, "three", SECOND, focus=RESTART, warm=0.0, quick=False
-    ),
-    Control(
-        "a deleted pod holds nothing",
-        _a_deleted_pod_holds_nothing,
-        "three",
-        SECOND,
-        focus=("delete",),
-        warm=0.0,
-        quick=False,
     ),
 )
 

@@ -116,7 +116,7 @@ class Manager:
         self.board = product.new_board(self.groups, self.policy, self.url)
         self.ledger = self.file.last
         self.receive(BusChanged(self.bus.up.get(self.name, False)))
-        self.messages, self.handled = 0, self.clock.wall
+        self.handled = self.clock.wall
         self.recover()
 
     @property
@@ -165,7 +165,7 @@ class Manager:
         now = replace(self.now, lag=self.clock.wall - arrived)
         if arrived > self.handled + PAUSE_SECONDS:
             self._carry_out(self.board.handle(Paused(), now), "")
-        self.messages, self.handled = self.messages + 1, arrived
+        self.handled = arrived
         before = product.unhindered(self.board, now) if isinstance(message, Tick) else set()
         counted = len(product.counted(self.board))
         effects = self.board.handle(message, now)
@@ -337,24 +337,19 @@ class Manager:
             return False
         uid = probe.endpoint.removeprefix("http://ip-").rpartition(":")[0]
         engine = self.machine.of_pod(uid)
-        wall = self.clock.wall
-        if uid not in self.kubelet.pods:
-            seen = EngineSeen(seat, probe.container_id, False, None, wall)  # type: ignore[arg-type]
-        elif engine is None or not engine.healthy:
-            seen = EngineSeen(seat, probe.container_id, False, 0, wall)  # type: ignore[arg-type]
-        elif not engine.running:
-            seen = EngineSeen(seat, probe.container_id, False, None, wall)  # type: ignore[arg-type]
-        else:
-            running = len(engine.requests) if probe.idle else None
-            seen = EngineSeen(seat, probe.container_id, True, running, wall)  # type: ignore[arg-type]
-        if probe.idle or seen.healthy:
-            self.receive(seen)
-        return probe.idle or seen.healthy
+        healthy, running = False, None  # not reached
+        if uid in self.kubelet.pods and (engine is None or not engine.healthy):
+            running = 0
+        elif uid in self.kubelet.pods and engine is not None and engine.running:
+            healthy, running = True, len(engine.requests) if probe.idle else None
+        if probe.idle or healthy:
+            self.receive(EngineSeen(seat, probe.container_id, healthy, running, self.clock.wall))  # type: ignore[arg-type]
+        return probe.idle or healthy
 
     # --- the roster -----------------------------------------------------------------------------------------------
 
-    def write_row(self, *, acknowledged: bool = True) -> bool:
-        """Write the row of one seat, as the seat is by then. Without the answer it is written again."""
+    def write_row(self) -> bool:
+        """Write the row of one seat, as the seat is by then."""
         if not self.dirty or not self._reachable or not self.recovered:
             return False
         seat = next(iter(self.dirty))
@@ -362,10 +357,9 @@ class Manager:
         row = self.bus.delete(record.key) if record.state is SeatState.FREE else self.bus.put(record)
         for router in self._routers():
             self.bus.send(ROSTER, router, row, self.clock.wall)
-        if acknowledged:
-            del self.dirty[seat]
-            if record.state is SeatState.DRAINING:
-                self.receive(DrainAnnounced(seat, record.epoch))
+        del self.dirty[seat]
+        if record.state is SeatState.DRAINING:
+            self.receive(DrainAnnounced(seat, record.epoch))
         return True
 
     def connected(self, up: bool) -> None:

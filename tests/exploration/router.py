@@ -49,7 +49,6 @@ class Router:
     seq: int = 0
     revisions: dict[str, int] = field(default_factory=dict)
     inputs: deque[routing.Input] = field(default_factory=deque)
-    messages: int = 0
 
     def __post_init__(self) -> None:
         self.traffic: Traffic = product.new_traffic(self.instance, self.name)
@@ -163,7 +162,6 @@ class Router:
 
     def feed(self, message: routing.Input, manager: str) -> None:
         """Feed the core and perform its effects; what follows from them is fed after them, as tasks of the shell do."""
-        self.messages += 1
         self.inputs.append(message)
         if len(self.inputs) > 1:
             return

@@ -41,7 +41,6 @@ class Totals:
 
     runs: int = 0
     steps: int = 0
-    seconds: float = 0.0
     kinds: Counter[str] = field(default_factory=Counter)
     """Actions that happened, by name."""
     starts: int = 0

@@ -12,7 +12,7 @@ from tests.exploration import product
 from tests.exploration.bus import ROSTER, Answer, Bus
 from tests.exploration.checkpointer import Checkpointer, Disk, FenceTruth
 from tests.exploration.kubelet import Clock, Kubelet
-from tests.exploration.machine import Machine, ProcessState, ViolationError
+from tests.exploration.machine import Machine, ViolationError
 from tests.exploration.manager import CrashError, LedgerFile, Manager, Request
 from tests.exploration.product import (
     NODE,
@@ -27,7 +27,6 @@ from tests.exploration.product import (
     PinSeat,
     Presence,
     ResumeNode,
-    SeatState,
     Shape,
     StepTrouble,
     UnpinSeat,
@@ -37,23 +36,21 @@ from tests.exploration.router import PRESENCE_SECONDS, SIGNAL_SECONDS, Router
 
 Action = tuple[str | int | float, ...]
 
-THREE = (Shape((0,), seats=3), Shape((1,), seats=3, slots=2), Shape((2,), seats=1))
-TREE = (
-    Shape((0,), seats=2, moves=True), Shape((1,), moves=True), Shape((2,)), Shape((3,), moves=True), Shape((0, 1)),
-    Shape((2, 3)), Shape((0, 1, 2, 3)),
-)  # fmt: skip
-MIXED = (Shape((0,), seats=3, slots=2), Shape((1,)), Shape((2,)), Shape((0, 1)), Shape((0, 1, 2)))
-MOVES = (Shape((0,), seats=2, moves=True), Shape((1,), seats=2, moves=True), Shape((2,), seats=2, moves=True))
-PAIR = (Shape((0,)), Shape((1,)), Shape((0, 1), seats=2))
-PACKED = (
-    Shape((0,), seats=4, packs=True, moves=True), Shape((1,), seats=2, packs=True, moves=True),
-    Shape((0, 1), seats=2, packs=True),
-)  # fmt: skip
-ONE = (Shape((0,), seats=3),)
-PAIRS = (Shape((0, 1), seats=3, moves=True), Shape((2, 3), seats=2, moves=True), Shape((0, 1, 2, 3)))
 SHAPES = {
-    "one": ONE, "pair": PAIR, "three": THREE, "tree": TREE, "mixed": MIXED, "moves": MOVES, "packed": PACKED,
-    "pairs": PAIRS,
+    "one": (Shape((0,), seats=3),),
+    "pair": (Shape((0,)), Shape((1,)), Shape((0, 1), seats=2)),
+    "three": (Shape((0,), seats=3), Shape((1,), seats=3, slots=2), Shape((2,), seats=1)),
+    "tree": (
+        Shape((0,), seats=2, moves=True), Shape((1,), moves=True), Shape((2,)), Shape((3,), moves=True), Shape((0, 1)),
+        Shape((2, 3)), Shape((0, 1, 2, 3)),
+    ),
+    "mixed": (Shape((0,), seats=3, slots=2), Shape((1,)), Shape((2,)), Shape((0, 1)), Shape((0, 1, 2))),
+    "moves": tuple(Shape((gpu,), seats=2, moves=True) for gpu in range(3)),
+    "packed": (
+        Shape((0,), seats=4, packs=True, moves=True), Shape((1,), seats=2, packs=True, moves=True),
+        Shape((0, 1), seats=2, packs=True),
+    ),
+    "pairs": (Shape((0, 1), seats=3, moves=True), Shape((2, 3), seats=2, moves=True), Shape((0, 1, 2, 3))),
 }  # fmt: skip
 TROUBLES = (StepTrouble.REFUSED, StepTrouble.HUNG, StepTrouble.HELPER_DIED, StepTrouble.NOT_READY)
 HOUR = 3600.0
@@ -128,12 +125,18 @@ class World:
     def _act(self, name: str) -> Callable[..., object]:
         if name in _OF_KUBELET:
             return cast(Callable[..., object], getattr(self.kubelet, _OF_KUBELET[name]))
+        if name in _OF_ROUTER:
+            return lambda index, *args: self._of_living(index, name, *args)
         if name not in _OF_MANAGER:
             return cast(Callable[..., object], getattr(self, "_do_" + name.replace("-", "_")))
         manager = self._awake()
         if manager is None:
             return lambda *_: False
         return cast(Callable[..., object], getattr(manager, _OF_MANAGER[name]))
+
+    def _of_living(self, index: int, name: str, *args: str | int | float) -> object:
+        router = self.routers[index]
+        return router is not None and getattr(router, name)(*args, self.manager_name)
 
     def possible(self) -> list[tuple[float, Action]]:
         """What can happen now beside faults, with its weight in random runs."""
@@ -371,24 +374,21 @@ class World:
         return manager is not None and manager.recovered and manager.probe(seat)
 
     def _do_command(self, verb: str, seat: str) -> bool:
-        manager = self._awake()
-        if manager is not None and manager.recovered:
-            manager.receive(_VERBS[verb](cause="op", node=NODE, seat=seat, actor="operator"))
-        return manager is not None
+        return self._order(_VERBS[verb], seat=seat)
 
     def _do_drain(self, group: str) -> bool:
-        return self._order(DrainNode(cause="op", node=NODE, group=group, actor="operator"))
+        return self._order(DrainNode, group=group)
 
     def _do_resume(self, group: str) -> bool:
-        return self._order(ResumeNode(cause="op", node=NODE, group=group, actor="operator"))
+        return self._order(ResumeNode, group=group)
 
     def _do_migrate(self, seat: str, group: str) -> bool:
-        return self._order(MigrateSeat(cause="op", node=NODE, seat=seat, to=group, actor="operator"))
+        return self._order(MigrateSeat, seat=seat, to=group)
 
-    def _order(self, command: Command) -> bool:
+    def _order(self, kind: type[Command], **fields: str) -> bool:
         manager = self._awake()
         if manager is not None and manager.recovered:
-            manager.receive(command)
+            manager.receive(kind.model_validate({"cause": "op", "node": NODE, "actor": "operator"} | fields))
         return manager is not None
 
     # --- the checkpointer -----------------------------------------------------------------------------------------
@@ -564,22 +564,6 @@ class World:
             engine.requests = {one for one in engine.requests if one[0] != router.name}
         return True
 
-    def _do_read(self, index: int) -> bool:
-        router = self.routers[index]
-        return router is not None and router.read(self.manager_name)
-
-    def _do_wake(self, index: int) -> bool:
-        router = self.routers[index]
-        return router is not None and router.wake(self.manager_name)
-
-    def _do_call(self, index: int, model: str) -> bool:
-        router = self.routers[index]
-        return router is not None and bool(router.call(model, self.manager_name))
-
-    def _do_finish(self, index: int, call: int) -> bool:
-        router = self.routers[index]
-        return router is not None and router.finish(call, self.manager_name)
-
     # --- kubelet --------------------------------------------------------------------------------------------------
 
     def _do_delete(self, uid: str) -> bool:
@@ -626,6 +610,8 @@ _OF_MANAGER = {
     "time-out": "time_out",
 }
 """Actions that are one call of a manager whose process runs, by name."""
+_OF_ROUTER = ("read", "wake", "call", "finish")
+"""Those that are one call of a router."""
 _OF_KUBELET = {
     **{name: name for name in ("create", "terminate", "forget", "remove", "watch", "take", "start")},
     "status": "report",
@@ -637,4 +623,3 @@ _OF_KUBELET = {
 }
 """Those that are one call of kubelet's model."""
 _VERBS: dict[str, type[Command]] = {"activate": ActivateSeat, "park": ParkSeat, "pin": PinSeat, "unpin": UnpinSeat}
-__all__ = ["SHAPES", "Action", "ProcessState", "SeatState", "Setup", "ViolationError", "World"]
