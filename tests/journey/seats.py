@@ -89,15 +89,19 @@ async def complete(
         return answer.status, text, time.monotonic() - began
 
 
+async def typed(up: Up, *argv: str) -> subprocess.CompletedProcess[str]:
+    """A command on this stack."""
+    command = [sys.executable, "-c", "from kybernate.cli import main; main()", *argv]
+    return await asyncio.to_thread(subprocess.run, command, env=up.env, capture_output=True, text=True, timeout=30)
+
+
 async def kyb(up: Up, *argv: str) -> str:
     """Standard output of a command on this stack, once it succeeds: the record of a request follows its answer."""
-    printed: list[bytes] = []
+    done: list[subprocess.CompletedProcess[str]] = []
 
     async def succeeds() -> bool:
-        command = [sys.executable, "-c", "from kybernate.cli import main; main()", *argv]
-        process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=subprocess.PIPE)
-        printed[:] = [(await process.communicate())[0]]
-        return process.returncode == 0
+        done[:] = [await typed(up, *argv)]
+        return done[0].returncode == 0
 
-    await until(succeeds, what=f"kyb {' '.join(argv)} succeeds", saw=lambda: printed)
-    return printed[0].decode()
+    await until(succeeds, what=f"kyb {' '.join(argv)} succeeds", saw=lambda: done)
+    return done[0].stdout

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,22 +12,17 @@ from pathlib import Path
 import aiohttp
 
 from tests.journey.conftest import Up
-from tests.journey.seats import active, calm, complete, held, parked, seats, until_seats
+from tests.journey.seats import active, calm, complete, held, parked, seats, typed, until_seats
 from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 
 
-async def kyb(up: Up, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from kybernate.cli import main; main()", *args]
-    return await asyncio.to_thread(subprocess.run, command, env=up.env, capture_output=True, text=True, timeout=30)
-
-
 async def test_kyb_status_finds_the_stack_and_shows_the_truth(up: Up) -> None:
     found = await calm(up.console)
 
-    table = await kyb(up, "status")
-    data = await kyb(up, "status", "-o", "json")
+    table = await typed(up, "status")
+    data = await typed(up, "status", "-o", "json")
 
     assert table.returncode == data.returncode == 0, table.stderr + data.stderr
     for model, seat in found.items():
@@ -39,7 +33,7 @@ async def test_kyb_status_finds_the_stack_and_shows_the_truth(up: Up) -> None:
 
 async def test_the_doctor_finds_nothing_wrong_and_knows_the_routers_clock(up: Up) -> None:
     await calm(up.console)
-    done = await kyb(up, "doctor", "-o", "json")
+    done = await typed(up, "doctor", "-o", "json")
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert (done.returncode, found["clock"]["level"]) == (0, "OK"), found
     assert [found[check]["level"] for check in ("processes", "configuration", "start gate")] == ["OK"] * 3, found
@@ -51,7 +45,7 @@ async def test_the_doctor_names_a_plugin_and_a_checkpointer_that_are_stopped(up:
     stopped = [pids["plugin"], pids["checkpointer"]]
 
     async def unconfirmed() -> bool:
-        found[:] = json.loads((await kyb(up, "doctor", "-o", "json")).stdout)["findings"]
+        found[:] = json.loads((await typed(up, "doctor", "-o", "json")).stdout)["findings"]
         return any(finding["check"] == "checkpointer" for finding in found)
 
     found: list[dict[str, str]] = []
@@ -75,19 +69,19 @@ async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
     found = await held(up, "G1")
     model, holder = parked(found, "G1"), active(found, "G1")
 
-    assert (await kyb(up, "pin", f"model/{model}")).returncode == 0
+    assert (await typed(up, "pin", f"model/{model}")).returncode == 0
     await until_seats(
         up.console,
         lambda now: now[model]["state"] == "active" and now[holder]["state"] == "parked",
         what="the pinned model is active and the holder parked",
     )
-    refused = await kyb(up, "activate", f"model/{holder}")
+    refused = await typed(up, "activate", f"model/{holder}")
     assert refused.returncode == 1
     assert "pinned" in refused.stderr
-    assert (await kyb(up, "unpin", model)).returncode == 0
-    assert (await kyb(up, "park", model)).returncode == 0
+    assert (await typed(up, "unpin", model)).returncode == 0
+    assert (await typed(up, "park", model)).returncode == 0
     await until_seats(up.console, lambda now: now[model]["state"] == "parked", what=f"{model} is parked")
-    assert (await kyb(up, "activate", holder)).returncode == 0
+    assert (await typed(up, "activate", holder)).returncode == 0
     await until_seats(up.console, lambda now: now[holder]["state"] == "active", what=f"{holder} is active")
 
 
