@@ -341,3 +341,13 @@ async def test_memory_that_is_free_before_its_process_is_no_longer_listed_is_no_
         monkeypatch.setattr(it.readings, "memory", free)
         killed = await it.backend.kill(seat, it.note)
         assert (killed.outcome, killed.reason) == ("gone", "")
+
+
+async def test_an_engine_that_ends_while_it_is_activated_by_a_restart_is_gone_and_not_active() -> None:
+    """It was found a moment before. As active, its group would wait for an answer that never comes."""
+    async with played(PlayedEngine("vllm"), "restart") as it:
+        seat = await it.found()
+        assert (await it.backend.activate(seat, it.note)).outcome == "active"
+        it.engine.end()
+        await it.process.wait()
+        assert (await it.backend.activate(seat, it.note)).outcome == "gone"
