@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ from kybernate.bus.port import Entry
 from kybernate.http.connection import CallerConnection
 from kybernate.logs import OnceLogger
 from services.router import garbage
-from services.router.connections import ConnectionLimits
+from services.router.connections import OTHER_FILES, ConnectionLimits
 from services.router.garbage import MANY
 from tests.router.world import World
 from tests.until import until
@@ -129,3 +130,16 @@ async def test_only_rows_of_the_whole_bucket_are_exempt_from_collections(monkeyp
         assert frozen == [ROWS, 5 * ROWS]
     finally:
         following.cancel()
+
+
+def test_where_few_files_may_be_open_one_address_gets_half_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as one address may have elsewhere would be all of them."""
+    hard = OTHER_FILES + 2 * 10
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (hard, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    limits = ConnectionLimits(1000, 500, lambda _: None)
+
+    taken = [limits.enter("a") is None for _ in range(10)]
+
+    assert taken == [True] * 5 + [False] * 5
+    assert limits.enter("b") is None
