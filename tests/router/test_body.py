@@ -240,3 +240,10 @@ def test_an_alias_in_a_body_becomes_its_model_and_all_else_stays(
     fields = routing_fields(body, content_type)
     assert fields.model == "x"
     assert renamed(body, fields, 'm/"1') == expected
+
+
+@pytest.mark.parametrize("body", [b'{"model": "\\uD83D"}', b'{"prompt": "\\ud83d\\ude00 \\uD83D"}'])
+def test_half_a_character_is_refused_by_its_name(body: bytes) -> None:
+    """What the parser says of it, "invalid utf-8 string" or the like, misleads: the bytes are UTF-8."""
+    with pytest.raises(BodyError, match=r"\\uD83D alone is half a character: send both halves"):
+        routing_fields(body)
