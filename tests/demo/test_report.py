@@ -106,3 +106,13 @@ def test_the_report_can_be_shown_whatever_is_in_it() -> None:
     text = console.export_text()
     for part in ("1,800 model seconds at 24 ×".replace(",", ""), "not seen", "G0 1", "4.00", "[bold]", "seed 7", "NO"):
         assert part in text
+
+
+@pytest.mark.parametrize(("costs", "said"), [([5.0, 4.0], True), ([4.0, 5.0], True), ([4.0, 4.5], False)])
+def test_a_comparison_says_when_a_switch_did_not_cost_the_same_in_both_runs(costs: list[float], said: bool) -> None:
+    """Part of the change is then the machine's."""
+    first, second = (build(tally(sample(wait=wait)), [], 0, 24.0, 60.0) for wait in (4.0, 3.0))
+    console = Console(record=True, width=200)
+    show(second | {"without_pooled": first, "wait_fall": 0.25, "switch_costs_s": costs}, console)
+    text = f"A switch took {costs[0]:.1f} s in the first run and {costs[1]:.1f} s in the second"
+    assert (text in console.export_text()) == said
