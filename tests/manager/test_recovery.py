@@ -609,3 +609,17 @@ def test_a_seat_that_had_moved_starts_at_home_when_its_container_ended_meanwhile
 
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING if again else S.BACKOFF, "G0")
     assert world.managed(a).durable.way == "", "a start at home is no move"
+
+
+def test_a_quarantine_without_a_conflict_ends_beside_a_container_that_went_past_the_gate_later(world: World) -> None:
+    """A conflict ends with a copy only, while another engine is on the group: both would be quarantined for ever."""
+    a, b = world.fill("a", "b")
+    restart(world, b="quarantined")
+    world.pods[a] = replace(world.pods[a], container_id="process://999")
+    world.look()
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
+    assert [world.managed(seat).facts.conflict for seat in (a, b)] == [True, False]
+
+    world.look_at(b, "active")
+
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.ACTIVE)
