@@ -8,6 +8,7 @@ from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals
 from services.gpu_manager.core import view
 from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
 from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.publish import record
 from tests.manager.world import World
 
 
@@ -159,3 +160,19 @@ def test_ages_that_cannot_be_count_as_not_reported(world: World) -> None:
     world.receive(reported)
 
     assert view.demand(world.node, world.managed(a)).ages(world.now) == ((4.0, 1), (2.0, 1))
+
+
+def test_a_name_that_is_not_printable_is_no_models_name_and_is_escaped_where_it_is_named(world: World) -> None:
+    """Nothing may have refused the pod: the webhook is optional. Rows and logs are read on terminals."""
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.annotate(seat, model="qwen\x1b[2J", **{"prefer-group": "G0\nforged"})
+
+    row, problems = record(world.node, world.managed(seat), world.now), world.managed(seat).terms.problems
+
+    assert row.model == "a", "its pod's name"
+    assert [text.partition(" of pod default/a is ")[0] for text in problems] == [
+        r"kyb.ai/model: 'qwen\x1b[2J'",
+        r"kyb.ai/prefer-group: 'G0\nforged'",
+    ]
+    assert "".join(problems).isprintable()

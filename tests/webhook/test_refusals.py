@@ -89,3 +89,16 @@ def test_configurations_are_read_anew_and_a_wrong_one_checks_no_names(tmp_path: 
     path.write_text("profiles: 3")
     assert configurations(path, failed) == ()
     assert configurations(None, failed) == ()
+
+
+def test_what_is_not_printable_is_refused_and_escaped_in_the_refusal() -> None:
+    """It would clear the terminal of whoever reads it, or forge a line of another problem."""
+    wrong = {"kyb.ai/model": "qwen\x1b[2J", "kyb.ai/tier": "gold\nresource kyb.ai/x", "kyb.ai/prefer-group": "G0\x07"}
+    lines = refusal(wrong | {"kyb.ai/\x1b[2J": "1"}).split("\n")
+    assert [line.partition(" is ")[0] for line in lines] == [
+        r"annotation kyb.ai/model: 'qwen\x1b[2J'",
+        r"annotation kyb.ai/tier: 'gold\nresource kyb.ai/x'",
+        r"annotation kyb.ai/prefer-group: 'G0\x07'",
+        r"annotation 'kyb.ai/\x1b[2J'",
+    ]
+    assert "".join(lines).isprintable()
