@@ -523,3 +523,16 @@ def test_a_call_that_is_closed_to_one_group_is_seen_by_the_others() -> None:
     world.node.moved_views.clear()
     seen = [pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
     assert [[one.seat for one in each] for each in seen] == [[], [b]]
+
+
+def test_a_group_that_is_cleared_for_a_seat_is_not_seen_as_one_that_gets_free(
+    world: World, a: str, b: str, c: str
+) -> None:
+    """Who waits elsewhere would wait for it in vain."""
+    demand(world, a, b)
+    switch = world.node.switches["G1"]
+    assert (switch.victim, switch.beneficiary, world.state(c)) == (c, a, S.DRAINING)
+
+    (peer,) = pool.full_view(world.node, world.node.groups["G0"].group, world.now).peers
+
+    assert (peer.group, peer.free, peer.frees_in) == ("G1", False, None)

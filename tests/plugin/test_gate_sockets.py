@@ -280,3 +280,10 @@ async def test_a_folder_that_takes_no_socket_is_logged_and_harms_no_other_seat(
         assert all((gate.seats_dir / seat / SOCKET).is_socket() for seat in ("1x-abcdef.s00", "1x-abcdef.s01"))
     finally:
         await sockets.close()
+
+
+async def test_a_folder_is_open_only_while_its_socket_is_bound(tmp_path: Path) -> None:
+    """Else each pod, and each new configuration, would cost the plugin a file until it has none left."""
+    async with listening(tmp_path) as node:
+        opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert [name for name in opened if name.startswith(str(node.gate.seats_dir))] == []
