@@ -12,7 +12,7 @@ PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob(
 CODE_PAGES = [page for page in PAGES if not page.startswith(("docs/dev/decisions/", "docs/dev/measurements/"))]
 TOP = ("kybernate", "services", "tests", "scripts", "bench", "e2e", "helm", "proto", "docs", "examples")
 MOST_WORDS = {"users": 24_608, "contributors": 50_392}
-"""Words of README and ``docs/``, and of ``docs/dev/``: 75,000 together. A word has a letter or a digit: the bars of tables are none."""
+"""Words of README and ``docs/``, and of ``docs/dev/``: 75,000 together. A word has a letter or a digit."""
 MOST_WORDS_IN_A_SENTENCE = 25
 """In the mean of a page for users."""
 FOREIGN = ("docs/api.md", "docs/source/features/sleep-wakeup.md")

@@ -32,10 +32,9 @@ from services.gpu_manager.metrics import ManagerMetrics
 from tests.facts import UNLISTED, WAITS
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.pulling import Pulls
-from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart
 from tests.manager.test_room import switch_without_a_lease
-from tests.manager.world import World, nested, status
+from tests.manager.world import World, booted, make_group, nested, status
 from tests.thorough import part
 
 
