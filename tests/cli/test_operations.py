@@ -158,6 +158,19 @@ def test_status_shows_a_drained_group_also_without_pods() -> None:
     assert not any("s0" in line for line in lines)
 
 
+def test_status_names_the_gpus_of_each_node() -> None:
+    rows = [
+        {"seat": f"s{node}", "state": "active", "group": "G0", "gpus": [0], "node": node, "model": "m"} for node in "ab"
+    ]
+    made_up, real = {"name": "Fake GPU", "healthy": True}, {"name": "NVIDIA L40S", "healthy": True}
+    console = open_console()
+    with console.capture() as shown:
+        console.print(
+            seat_tree(rows, nodes=[{"node": "a", "gpus": [made_up] * 2}, {"node": "b", "gpus": [real]}], now=0.0)
+        )
+    assert {"a  2 × Fake GPU", "b  1 × NVIDIA L40S"} <= {line.strip() for line in shown.get().splitlines()}
+
+
 def test_status_names_the_namespace_of_a_pod() -> None:
     """Two namespaces may have pods of one model."""
     row = {"seat": "s00", "state": "active", "group": "G0", "node": "n", "model": "m"}
