@@ -14,6 +14,7 @@ from kybernate.bus.follow import ROWS, follow
 from kybernate.bus.port import Entry
 from kybernate.http.connection import CallerConnection
 from kybernate.logs import OnceLogger
+from kybernate.tls import Accepted
 from services.router import garbage
 from services.router.connections import OTHER_FILES, ConnectionLimits
 from services.router.garbage import MANY
@@ -137,9 +138,9 @@ def test_where_few_files_may_be_open_one_address_gets_half_of_the_connections(mo
     hard = OTHER_FILES + 2 * 10
     monkeypatch.setattr(resource, "getrlimit", lambda _: (hard, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
-    limits = ConnectionLimits(1000, 500, lambda _: None)
+    limits, one = ConnectionLimits(1000, 500, lambda _: None), cast(Accepted, None)
 
-    taken = [limits.enter("a") is None for _ in range(10)]
+    taken = [limits.enter("a", one) is None for _ in range(10)]
 
     assert taken == [True] * 5 + [False] * 5
-    assert limits.enter("b") is None
+    assert limits.enter("b", one) is None

@@ -233,8 +233,8 @@ def test_a_wrong_change_of_models_says_what_to_type(
 ) -> None:
     if code == 2:
         stack = {"folder": str(tmp_path), "console": "http://127.0.0.1:1"}
-        for module in ("local", "console"):
-            monkeypatch.setattr(f"kybernate.cli.{module}.find_stack", lambda: stack)
+        for module in ("dev.local_stack", "cli.console"):
+            monkeypatch.setattr(f"kybernate.{module}.find_stack", lambda: stack)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(SystemExit, match=f"^{code}$"):
         main(arguments)
