@@ -140,18 +140,24 @@ class Pattern(Generic[M]):
 
 
 def decode(subject: str, data: bytes) -> Message:
-    """Read a message from the wire. Raises MessageError when the subject is unknown or the body does not fit."""
+    """Read a message from the wire. Raises MessageError when the subject is unknown, or the body does not fit it."""
     tokens = subject.split(".")
     family, length = tokens[2] if len(tokens) > 3 else subject, len(tokens)
     kind = Message.registry.get((family, length, tokens[-1])) or Message.registry.get((family, length, None))
     if kind is None:
         raise MessageError(f"{subject}: no message has this subject")
     try:
-        return kind.model_validate_json(data)
+        message = kind.model_validate_json(data)
+        named = message.subject
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "body"
         raise MessageError(f"{subject}: {kind.__name__}.{place}: {first['msg']}") from error
+    except ValueError as error:  # an empty name
+        raise MessageError(f"{subject}: {kind.__name__}: {error}") from error
+    if named != subject:
+        raise MessageError(f"{subject}: {kind.__name__} is of {named}")
+    return message
 
 
 @functools.lru_cache(maxsize=8192)

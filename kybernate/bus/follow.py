@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from pydantic import ValidationError
-
 from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.roster import GpuRecord, SeatRecord
@@ -24,12 +22,13 @@ def row_of(kind: type[Row], entry: Entry) -> Row | None:
     """The row in an entry; None, logged, if it is invalid, or a copy of another key's row, which nobody writes."""
     try:
         row = kind.model_validate_json(entry.value or b"")
-    except ValidationError as error:
+        key = row.key
+    except ValueError as error:  # also an empty name, which has no key
         get_logger().warning("row.invalid", key=entry.key, error=str(error))
         return None
-    if row.key == entry.key:
+    if key == entry.key:
         return row
-    get_logger().warning("row.misplaced", key=entry.key, row=row.key)
+    get_logger().warning("row.misplaced", key=entry.key, row=key)
     return None
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
-from kybernate.envelope import Address, Message, Record
+from kybernate.envelope import LONGEST_NAME, Address, Message, Record
 from kybernate.seat import SeatState
 
 
@@ -17,7 +17,7 @@ class SeatFacts(BaseModel):
     epoch: int = 0
     seq: int = 0
     """Rises with every event of a node's manager; with the epoch, it orders the rows and events of a seat."""
-    model: str = ""
+    model: Annotated[str, Field(max_length=LONGEST_NAME)] = ""
     group: str = ""
     """That it is on now."""
     way: str = ""

@@ -156,6 +156,17 @@ async def test_models_are_served_after_the_nats_server_lost_its_disk(w: World):
     assert (await call).status == 200
 
 
+@pytest.mark.parametrize("wrong", [{"seat": ""}, {"node": ""}, {"model": "m" * 513}])
+async def test_a_row_that_its_manager_cannot_have_written_is_ignored(w: World, wrong: dict[str, str]):
+    """Its key would be none, and no signal could name its model."""
+    await w.seat("s1", "m", SeatState.ACTIVE)
+    bucket = await w.manager.bus.bucket(BUCKET)
+    with structlog.testing.capture_logs() as logs:
+        await bucket.put("n1.s1", w.manager.rows["s1"].model_copy(update=wrong).model_dump_json().encode())
+        await until_logged(logs, "row.invalid")
+    assert (await w.ask("m")).status == 200
+
+
 async def test_a_row_under_the_key_of_another_seat_is_ignored(w: World):
     engine = await w.seat("s1", "m", SeatState.ACTIVE)
     other = w.manager.rows["s1"].model_copy(update={"seat": "s2", "endpoint": "http://127.0.0.1:9"})
