@@ -224,6 +224,7 @@ def test_requests_are_limited_per_key(folder: Path) -> None:
     with RawEngine() as engine, Stack(folder, caller_requests=3, api_keys_file=file) as stack:
         greedy, modest = (b"Authorization: Bearer " + key.encode() for key in keys.values())
         stack.seat("s0", "llama", engine.endpoint, SeatState.ACTIVE, modest)
+        assert stack.post(PATH, call(), modest).status == 200
         gate = threading.Event()
         engine.answer = lambda *how: gate.wait() and RawEngine().answer(*how)
         with contextlib.ExitStack() as opened:

@@ -79,6 +79,7 @@ async def test_a_stream_that_is_missing_is_an_error(bus: NatsBus) -> None:
     await bus.link.client.jetstream().delete_stream(STREAM)
     with pytest.raises(NotSetUpError, match="kyb bus init"):
         await bucket.entries()
+    assert await bus.link.leader_seconds(STREAM) == 0, "no other server has its leader"
 
 
 async def test_flow_control_is_answered_in_turn_and_a_stalled_consumer_is_not_idle() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from kybernate.messages import ActivateSeat, CommandReply, TrafficSignal
 from kybernate.seat import SeatState
+from services.router.core.step import ActivationAnswered
 from tests.router.world import NODE, World, world
 from tests.until import until
 
@@ -120,6 +121,15 @@ async def test_a_hold_that_its_caller_ends_names_the_callers_limit(w: World, hea
     assert answer.json["error"]["message"].startswith(f"model llama could not be called within {limit}: it is")
 
 
+async def test_a_final_refusal_rejects_all_calls_that_wait(w: World):
+    await w.seat("s0", "llama")
+    w.manager.auto = False
+    calls = [await w.hold("llama") for _ in range(3)]
+    refused = CommandReply(accepted=False, code="pinned", reason="group G0 is held by s1, which is pinned")
+    w.router.dispatcher.feed(ActivationAnswered(f"{NODE}.s0", refused))
+    assert {answer.code for answer in await asyncio.gather(*calls)} == {"activation_refused"}
+
+
 async def test_a_temporary_refusal_keeps_the_hold(w: World):
     await w.seat("s0", "llama")
     w.manager.reply = CommandReply(accepted=False, code="not-ready", reason="still starting")
@@ -175,7 +185,8 @@ async def test_a_waiting_stream_gets_comments_if_keepalive_is_set():
         await w.seat("s0", "llama")
         w.manager.auto = False
         async with w.http.post(f"{w.url}/v1/chat/completions", json={"model": "llama", "stream": True}) as response:
-            assert await response.content.readuntil(b"\n\n") == b": waiting for the model\n\n"
+            for _ in range(2):
+                assert await response.content.readuntil(b"\n\n") == b": waiting for the model\n\n"
             await w.manager.activate("s0")
             rest = await response.read()
         assert rest.rstrip().endswith(b"data: [DONE]")
