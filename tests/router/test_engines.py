@@ -201,6 +201,12 @@ async def test_a_deadline_rings_at_the_last_time_that_was_set() -> None:
     deadline.set(0.01)
     await asyncio.wait_for(rung.wait(), 60)
     rung.clear()
+    began = loop.time()
+    deadline.set(0.01)
+    deadline.set(0.1)
+    await asyncio.wait_for(rung.wait(), 60)
+    assert loop.time() >= began + 0.1
+    rung.clear()
     deadline.set(0.01)
     deadline.end()
     await asyncio.sleep(0.05)
