@@ -98,6 +98,11 @@ async def test_answers_to_greedy_requests_with_a_seed_are_the_same_each_time():
         assert {await it.text() for _ in range(3)} == {GOOD}
 
 
+async def test_the_model_is_listed():
+    async with serving("vllm") as it:
+        assert [model["id"] for model in (await it.get("/v1/models"))[1]["data"]] == ["m"]
+
+
 # vLLM
 
 
