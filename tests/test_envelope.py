@@ -81,7 +81,7 @@ def test_unknown_fields_of_a_newer_sender_are_ignored() -> None:
         ("kyb.v1.evt.n1.s1.parked", b'{"cause":"c","node":"n","seat":"s","state":"upside-down"}', "SeatParked.state"),
         ("kyb.v1.evt.n1.s1.parked", b'{"cause":"c","node":"n","state":"parked"}', "SeatParked.seat"),
         ("kyb.v1.evt.n1.s1.parked", b'{"cause":"c","node":"n1","seat":"","state":"parked"}', "an empty name"),
-        ("kyb.v1.evt.n1.s1.parked", b'{"cause":"c","node":"n2","seat":"s1","state":"parked"}', "is of kyb.v1.evt.n2.s1"),
+        ("kyb.v1.evt.n1.s1.parked", b'{"cause":"c","node":"n2","seat":"s1","state":"parked"}', "of kyb.v1.evt.n2.s1"),
         ("kyb.v1.nothing.n1.s1.parked", b"{}", "no message has this subject"),
         ("kyb", b"{}", "no message has this subject"),
     ],

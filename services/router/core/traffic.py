@@ -49,7 +49,7 @@ class Traffic:
             step.SeatMissing: self._missing,
             step.RosterRead: self._roster_read,
             Presence: self._manager_present,
-            step.BusLost: lambda _: self.trust.lose(),
+            step.BusLost: self._bus_lost,
             step.ManagerAnswered: self._manager_answered,
             step.ActivationAnswered: self._activation_answered,
             step.TimePassed: self._time_passed,
@@ -176,6 +176,9 @@ class Traffic:
                     upstream.activation_request.sent_at = None
         if first:
             self._step.alarms.set(("settled", ""), self.trust.settles)
+
+    def _bus_lost(self, _: step.BusLost) -> None:
+        self.trust.lose()
 
     def _manager_present(self, m: Presence) -> None:
         """A manager counts the routers that it lists, and the rows that it has written."""
