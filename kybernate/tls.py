@@ -3,6 +3,7 @@ that a client trusts."""
 
 import asyncio
 import contextlib
+import errno
 import os
 import ssl
 from asyncio import sslproto
@@ -76,6 +77,11 @@ def key_of(cert: Path) -> Path:
     """The private key of a certificate: the file beside it that ends in ``.key``, else the certificate's own file."""
     beside = cert.with_suffix(".key")
     return beside if beside.exists() else cert
+
+
+def no_password() -> str:
+    """For keys with a pass phrase: OpenSSL would ask for it at the terminal, and wait."""
+    raise OSError(errno.EACCES, "its private key has a pass phrase, which nobody can enter")
 
 
 def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
@@ -259,7 +265,7 @@ class TlsCaller(asyncio.Protocol):
 def _load(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:
     """Load into a context, in the thread of its handshakes: OpenSSL does not allow another one to change it."""
     with _in_memory(cert) as cert_path, _in_memory(key) as key_path:
-        context.load_cert_chain(cert_path, key_path)
+        context.load_cert_chain(cert_path, key_path, password=no_password)
 
 
 @contextlib.contextmanager

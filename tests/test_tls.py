@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kybernate.config_errors import ConfigError
 from kybernate.tls import ServerCertificate, follow_authorities, trusting
 from tests.until import until
 
@@ -67,13 +68,33 @@ async def test_an_authority_of_the_machine_that_comes_later_is_trusted_too(
         await asyncio.wait([following])
 
 
+def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(tmp_path: Path) -> None:
+    make(tmp_path, ca="own")
+    cert, key = tmp_path / "own-server.crt", tmp_path / "own-server.key"
+    command = [
+        "openssl",
+        "pkey",
+        "-aes256",
+        "-passout",
+        "pass:secret",
+        "-in",
+        str(key),
+        "-out",
+        str(tmp_path / "locked"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    (tmp_path / "locked").replace(key)
+    with pytest.raises(ConfigError, match="its private key has a pass phrase, which nobody can enter"):
+        ServerCertificate(cert)
+
+
 class Recorded:
     """A context that only notes which threads load certificates into it."""
 
     def __init__(self) -> None:
         self.threads: list[int] = []
 
-    def load_cert_chain(self, *_: str) -> None:
+    def load_cert_chain(self, *_: str, **__: object) -> None:
         self.threads.append(threading.get_ident())
 
 

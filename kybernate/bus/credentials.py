@@ -18,7 +18,7 @@ from typing import Any
 
 from kybernate.bus.port import BusError
 from kybernate.files import read
-from kybernate.tls import key_of, trusting
+from kybernate.tls import key_of, no_password, trusting
 
 _JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
 """The two parts of a .creds file, as its lines name them."""
@@ -121,7 +121,7 @@ class Credentials:
             raise self._wrong("ca_file", f"{_why(error)}; it must hold PEM certificates of an authority") from None
         if self.cert_file is not None:
             try:
-                context.load_cert_chain(self.cert_file, key_of(self.cert_file), password=_no_password)
+                context.load_cert_chain(self.cert_file, key_of(self.cert_file), password=no_password)
             except (OSError, ssl.SSLError, ValueError) as error:
                 text = f"{_why(error)}; it must hold a PEM certificate that fits the key in {key_of(self.cert_file)}"
                 raise self._wrong("cert_file", text) from None
@@ -198,10 +198,6 @@ def _claims(token: str) -> tuple[str, float]:
         return str(claims["sub"]), float(claims.get("exp", 0))
     except (LookupError, TypeError, ValueError):
         raise ValueError("the JWT is cut off or mistyped") from None
-
-
-def _no_password() -> str:
-    raise ValueError("its private key is encrypted, and no password can be entered")
 
 
 def _why(error: Exception) -> str:

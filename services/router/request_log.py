@@ -25,7 +25,7 @@ OF_ENGINES = ("", "upstream_failed", "engine_timeout")
 LAST = 20
 """Answers of a model in which errors are looked for."""
 FEWEST = 3
-"""Errors among them that are reported."""
+"""Errors among them that are reported; of a model that has answered, one request without a byte is."""
 FORGET_SECONDS = 3600.0
 """After the last error."""
 SILENT_SECONDS = 60.0
@@ -115,7 +115,10 @@ class Faults:
             )
             for model, (first, answers) in self._models.items()
         ]
-        return tuple(row for row in (*rows, *none.values()) if row.failed >= FEWEST and now - row.last < FORGET_SECONDS)
+        every = [
+            (row, 1 if row.were == SILENT and row.model in self._usual else FEWEST) for row in (*rows, *none.values())
+        ]
+        return tuple(row for row, fewest in every if row.failed >= fewest and now - row.last < FORGET_SECONDS)
 
 
 def _one_more(before: EngineFaults | None, model: str, were: str, now: float) -> EngineFaults:
