@@ -44,7 +44,8 @@ def seat_tree(
 ) -> Tree:
     """Node, its groups, their seats; and the GPUs that are not healthy."""
     sick = [(str(node.get("node")), gpu) for node in nodes for gpu in node.get("gpus") or () if not gpu.get("healthy")]
-    cards = Counter((str(node.get("node")), str(gpu.get("name"))) for node in nodes for gpu in node.get("gpus") or ())
+    known = ((str(node.get("node")), gpu.get("name")) for node in nodes for gpu in node.get("gpus") or ())
+    cards = Counter((node, name) for node, name in known if name)
     rows = [seat for seat in seats if seat.get("state") != "free" or seat.get("drained")]
     models = Counter(seat.get("model") for seat in rows)
     replicas = {model for model, count in models.items() if count > 1 or not model}
@@ -54,7 +55,7 @@ def seat_tree(
     for node in sorted({str(seat.get("node")) for seat in rows} | {name for name, _ in sick}):
         host = sum(int(seat.get("host_bytes") or 0) for seat in rows if str(seat.get("node")) == node)
         taken = f"  seats take {format_bytes(host)} of host memory" if host else ""
-        names = "".join(f"  {count} × {name}" for (of, name), count in sorted(cards.items()) if of == node and name)
+        names = "".join(f"  {count} × {name}" for (of, name), count in sorted(cards.items()) if of == node)
         branch = root.add(Text(node, "bold").append(names + taken, "dim"))
         for gpu in (gpu for name, gpu in sick if name == node):
             branch.add(_gpu_line(gpu, time.time() if now is None else now))

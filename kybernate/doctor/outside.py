@@ -5,6 +5,7 @@ import http.client
 import json
 import socket
 import ssl
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,9 +48,14 @@ def _without_a_model(connection: http.client.HTTPConnection) -> tuple[int, objec
     with contextlib.closing(connection):
         connection.request("POST", "/v1/chat/completions", "{}", {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        with contextlib.suppress(ValueError):  # a page of HTML
-            found = json.loads(answer.read(_MOST_BYTES))
-            return answer.status, isinstance(found, dict) and found.get("error")
+        body, until = b"", time.monotonic() + OUTSIDE_SECONDS  # its timeout is of each piece alone
+        while len(body) < _MOST_BYTES and time.monotonic() < until and (piece := answer.read1(_MOST_BYTES)):
+            body += piece
+        with contextlib.suppress(ValueError, RecursionError):  # a page of HTML
+            found = json.loads(body)
+            error = found.get("error") if isinstance(found, dict) else None
+            code = error.get("code") if isinstance(error, dict) else None
+            return answer.status, isinstance(code, str)  # an engine's is a number
         return answer.status, None
 
 

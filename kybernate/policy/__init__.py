@@ -28,3 +28,19 @@ _unusable |= {
 UNUSABLE = {name: why for name, why in _unusable.items() if name not in POLICIES}
 """Policies of packages that cannot be used: why, and the remedy. Only what names one is refused."""
 POLICIES = {name: kind for name, kind in _others.items() if name not in UNUSABLE} | POLICIES
+
+__all__ = [
+    "POLICIES",
+    "UNUSABLE",
+    "Decision",
+    "GroupView",
+    "KybBalanced",
+    "KybBounded",
+    "KybSlo",
+    "Park",
+    "PeerView",
+    "Policy",
+    "SeatView",
+    "Stay",
+    "Switch",
+]

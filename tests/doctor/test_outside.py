@@ -20,7 +20,7 @@ DAY = 86_400.0
 
 
 class Router(BaseHTTPRequestHandler):
-    body = b'{"error": {"message": "model: is missing", "type": "invalid_request_error"}}'
+    body = b'{"error": {"message": "model: is missing", "type": "invalid_request_error", "code": "missing"}}'
 
     def do_POST(self) -> None:
         assert (self.path, self.rfile.read(2)) == ("/v1/chat/completions", b"{}")
@@ -55,7 +55,8 @@ def test_a_router_that_answers_its_callers_is_sound() -> None:
         assert from_outside(f"http://127.0.0.1:{port}", None) == ("", None)
     wrong, _ = from_outside(f"http://127.0.0.1:{port}", None)
     assert wrong == f"http://127.0.0.1:{port} does not answer: Connection refused"
-    for body in (b"<html>not found</html>", b'["error"]', b'{"detail": "not found"}', b""):
+    engine, deep = b'{"error": {"message": "model is missing", "code": 400}}', b"[" * 60_000
+    for body in (b"<html>not found</html>", b'["error"]', b'{"detail": "not found"}', b"", engine, deep):
         with listening(type("Other", (Router,), {"body": body})) as port:
             text = (
                 f"http://127.0.0.1:{port} answers a completion without a model with 400 and no error: is that a router?"

@@ -312,6 +312,19 @@ def test_a_pod_that_kubelet_still_lists_keeps_its_seat_when_devices_are_forgotte
     assert world.state(a) is S.ACTIVE
 
 
+def test_a_call_for_a_seat_whose_devices_are_forgotten_may_be_the_next_owners(world: World) -> None:
+    (a,) = world.fill("a")
+    world.tick()
+    world.end_processes(a)
+    world.tick()
+    world.receive(PodsSeen(Owners((), frozenset({"uid-a"}))))
+    world.traffic(a, waiting=1)
+    world.call(a)
+    assert world.state(a) is S.BACKOFF
+    world.look()
+    assert world.state(a) is S.STARTING
+
+
 class TestPastTheGate:
     def restart(self, world: World, seat: str) -> None:
         """Kubelet starts the container again without asking the gate."""

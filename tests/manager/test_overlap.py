@@ -337,6 +337,34 @@ def test_the_holder_of_another_pair_leaves_for_the_next_seat_than_the_one_for_wh
     assert (node.state(p), node.state(q)) == (S.ACTIVE, S.ACTIVE)
 
 
+def test_a_pair_of_which_others_hold_the_gpus_does_not_call_off_a_drain_for_its_seat_elsewhere() -> None:
+    node, a, b, p, _ = with_idle_singles_and_another_pair()
+    (r,) = node.fill("r", group=3)
+    for single in (a, b):
+        node.traffic(single, in_flight=1)
+    node.traffic(p, waiting=1)
+    assert node.state(r) is S.DRAINING
+    for single in (a, b):
+        node.traffic(single)
+    node.later(1)
+    assert (node.state(a), node.state(b), node.state(r), node.node.claims) == (S.ACTIVE, S.ACTIVE, S.DRAINING, {})
+    node.finish()
+    assert (node.state(p), node.managed(p).group.name) == (S.ACTIVE, "G23")
+
+
+def test_no_holder_of_another_pair_with_a_free_slot_and_too_little_memory_leaves_while_gpus_are_cleared() -> None:
+    pairs = [make_group(f"G{n}{n + 1}", [n, n + 1], 3, slots=2, rebalance=True) for n in (0, 2)]
+    node = booted(make_group("G0", [0], 1), make_group("G1", [1], 1), *pairs, policy=Pulls())
+    p, _ = node.fill("p", "q", group=2, vram="120GiB")
+    (a,), (b,) = node.fill("a", group=0), node.fill("b", group=1)
+    (r,) = node.fill("r", group=3, vram="120GiB")
+    node.traffic(r, in_flight=1)
+    node.traffic(p, waiting=1)
+    node.traffic(r)
+    node.later(1)
+    assert [node.state(seat) for seat in (a, b, r)] == [S.DRAINING, S.DRAINING, S.ACTIVE]
+
+
 def test_a_seat_comes_to_another_pair_that_is_free_while_gpus_are_cleared_for_it() -> None:
     node, a, b, p, _ = with_idle_singles_and_another_pair()
     node.traffic(p, waiting=1)

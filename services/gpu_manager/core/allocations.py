@@ -43,7 +43,7 @@ def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
             if pod is not None and not pod.deleting:  # (2)
                 _inherit(node, seat, pod, now)
             continue
-        seat.pod_misses = 0
+        seat.pod_misses, seat.pod_seen = 0, now.wall
         starts.answered(seat, gap, now)
         seat.gate.confirmed += seat.id not in owners.unproven
         if seat.state is not S.FREE:  # (3)
@@ -239,7 +239,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         return
     if ran:
         _exit(node, seat, "its container is started again", now)
-    if seat.state is S.BACKOFF and node.pods_read >= seat.entered_wall:  # else the call may be the next owner's
+    if seat.state is S.BACKOFF and seat.pod_seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
     elif seat.state is S.STARTING and inside and not seat.calls(now, seat.group):
         return  # it waits for the end of its ticket, by evidence

@@ -175,6 +175,8 @@ class ManagedSeat:
     """The model it serves; empty without an owner."""
     pod_misses: int = 0
     """Reads of the pods in a row in which the pod did not own the seat."""
+    pod_seen: WallTime = WallTime(0.0)
+    """The last read of the pods in which the pod owned the seat. One that only lists the pod tells nothing of it."""
     pod_ends: bool = False
     """The pod was seen in deletion: once it is not listed any more, kubelet has ended its containers."""
     durable: Durable = field(default_factory=Durable)

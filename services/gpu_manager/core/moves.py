@@ -125,9 +125,7 @@ def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
         if switch.clears_for == seat.id:
             to = view.claiming(node, switch)
         if to not in ("", group.name) and not (
-            switch.phase is SwitchPhase.DRAINING
-            and len(view.holders(node, group)) < group.slots
-            and (not group.profile.packs or view.room(node, seat, on=group))
+            switch.phase is SwitchPhase.DRAINING and view.room(node, seat, on=group)
         ):
             return f"a switch brings {seat.name} to group {to}"
     return ""
