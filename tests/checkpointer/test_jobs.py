@@ -234,6 +234,9 @@ async def test_epochs_below_the_highest_seen_are_refused_also_after_a_restart(tm
         kill = KillJob(cause="c", node="n1", epoch=99, target=target("v"))
         assert (await stand.worker.kill(kill)).code == "stale-epoch"
         assert (await stand.worker.switch(switch(99, "w", gpu=B))).accepted, "its GPU was not asked about"
+        named = AskJobs(cause="c", node="n1", epoch=101, targets=(target("v"),))
+        assert (await stand.worker.ask(named)).accepted
+        assert (await stand.worker.switch(switch(100, "v"))).code == "stale-epoch", "those of its seats, too"
         assert (await stand.worker.release(ReleaseJob(cause="c", node="n1", epoch=101, target=target("v")))).accepted
     async with running(tmp_path) as again:
         reply = await again.worker.switch(switch(100, "v").model_copy(update={"op": "late"}))

@@ -109,6 +109,14 @@ def test_a_start_gives_way_to_the_request_and_not_to_warm_up_that_has_waited_for
     assert asks(world, quick)
 
 
+def test_a_start_that_an_operator_wants_keeps_its_place(world: World) -> None:
+    slow, quick = starting(world, asked=False)
+    world.wish(slow)
+    world.tick(20.0)
+    assert not asks(world, quick)
+    assert world.state(slow) is S.STARTING
+
+
 @pytest.mark.parametrize("usual", [0.0, 40.0])
 def test_a_start_that_has_given_way_once_keeps_its_place_for_its_usual_time(world: World, usual: float) -> None:
     """Callers that are less patient than the start takes would never see its end."""

@@ -142,6 +142,16 @@ def test_events_and_roster_rows_after_a_restart_are_newer_than_those_before(worl
     assert (after.epoch, after.seq) > (before.epoch, before.seq)
 
 
+def test_a_ledger_without_seq_counts_from_the_clock(world: World) -> None:
+    """With neither ledger nor roster the clock alone keeps what is said from being older than what routers know."""
+    world.fill("a", "b")
+
+    restart(world, ledger=recovery.ledger(world.node, "boot").model_copy(update={"seq": 0}))
+    world.node.emit(world.managed(world.seat(0, 0)), SeatActivated, world.now)
+
+    assert world.node.seq == int(world.now.unix * 1_000_000)
+
+
 def test_a_start_that_was_under_way_keeps_its_lease(world: World) -> None:
     seat, other = world.seat(0, 0), world.seat(0, 1)
     world.at_gate(seat, "a")
