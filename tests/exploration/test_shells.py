@@ -60,8 +60,11 @@ def _a_change_during_a_put_is_lost() -> Iterator[None]:
         await write(self, bucket, seat)
         self._dirty.pop(seat, None)
 
-    # rows that are late are seldom put while their seat changes
-    with mock.patch.object(publish, "LATE_SECONDS", 0.0), mock.patch.object(RosterWriter, "_write", forgetful):
+    with (
+        mock.patch.object(publish, "LATE_SECONDS", 0.0),  # rows that are late are seldom put while their seat changes
+        mock.patch.object(RosterWriter, "refresh", return_value=None),  # at the next look it would find the change
+        mock.patch.object(RosterWriter, "_write", forgetful),
+    ):
         yield
 
 
