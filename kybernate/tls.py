@@ -81,7 +81,7 @@ def key_of(cert: Path) -> Path:
 
 def no_password() -> str:
     """For keys with a pass phrase: OpenSSL would ask for it at the terminal, and wait."""
-    raise OSError(errno.EACCES, "its private key has a pass phrase, which nobody can enter")
+    raise OSError(errno.EACCES, "its private key has a pass phrase; store it without one")
 
 
 def trusting(ca_file: Path | str | None) -> ssl.SSLContext:

@@ -21,7 +21,7 @@ HOLD = "import sys; from pathlib import Path; from kybernate.lifecycle import al
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for a predecessor."""
+    """No process waits long for its predecessor."""
     monkeypatch.setattr(lifecycle, "PREDECESSOR_SECONDS", 0.1)
 
 

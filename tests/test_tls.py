@@ -84,7 +84,7 @@ def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(tmp_path
     ]
     subprocess.run(command, check=True, capture_output=True)
     (tmp_path / "locked").replace(key)
-    with pytest.raises(ConfigError, match="its private key has a pass phrase, which nobody can enter"):
+    with pytest.raises(ConfigError, match="its private key has a pass phrase; store it without one"):
         ServerCertificate(cert)
 
 

@@ -701,7 +701,7 @@ class Shells:
     async def settle(self) -> None:
         """Nothing goes wrong any more, only puts take their time: each seat has a pod that runs, and the manager knows
         it; after a last switch all agree. A seat whose text asks for it is deleted, a pinned one is unpinned; one that
-        waits because its engine failed twice, and nobody asks for it, is asked for."""
+        waits because its engine failed twice, without a request, gets one."""
         self._heal()
         self.trouble.clear()
         self.lost_answer = self.ledger.slow = self.ledger.fails = False

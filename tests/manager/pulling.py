@@ -18,7 +18,7 @@ class By:
 
 @dataclass(frozen=True)
 class Pulls:
-    """Moves seats whenever it may: who waits longest goes next, seats of the group before those whose own is busy."""
+    """Moves seats whenever it may: the longest wait goes next, seats of the group before those whose own is busy."""
 
     busy_seconds: float | None = None
     """A busy holder leaves after this, too; None: only idle ones do."""

@@ -528,7 +528,7 @@ def test_a_call_that_is_closed_to_one_group_is_seen_by_the_others() -> None:
 def test_a_group_that_is_cleared_for_a_seat_is_not_seen_as_one_that_gets_free(
     world: World, a: str, b: str, c: str
 ) -> None:
-    """Who waits elsewhere would wait for it in vain."""
+    """A seat that waits on another group would wait for it in vain."""
     demand(world, a, b)
     switch = world.node.switches["G1"]
     assert (switch.victim, switch.beneficiary, world.state(c)) == (c, a, S.DRAINING)

@@ -338,7 +338,7 @@ async def test_calls_that_wait_are_released_together_and_a_part_of_the_callers_h
     await until(lambda: w.held("llama") == 90, what="all calls wait", saw=lambda: w.held("llama"))
     for task in waiting[::3]:
         task.cancel()
-    await until(lambda: w.held("llama") == 60, what="those who left do not wait", saw=lambda: w.held("llama"))
+    await until(lambda: w.held("llama") == 60, what="calls that ended do not wait", saw=lambda: w.held("llama"))
     await w.manager.activate("s0")
     answers = await asyncio.gather(*waiting, return_exceptions=True)
     assert [isinstance(answer, asyncio.CancelledError) for answer in answers].count(True) == 30

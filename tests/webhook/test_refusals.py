@@ -92,7 +92,7 @@ def test_configurations_are_read_anew_and_a_wrong_one_checks_no_names(tmp_path: 
 
 
 def test_what_is_not_printable_is_refused_and_escaped_in_the_refusal() -> None:
-    """It would clear the terminal of whoever reads it, or forge a line of another problem."""
+    """Else it clears the reader's terminal, or forges a line of another problem."""
     wrong = {"kyb.ai/model": "qwen\x1b[2J", "kyb.ai/tier": "gold\nresource kyb.ai/x", "kyb.ai/prefer-group": "G0\x07"}
     lines = refusal(wrong | {"kyb.ai/\x1b[2J": "1"}).split("\n")
     assert [line.partition(" is ")[0] for line in lines] == [

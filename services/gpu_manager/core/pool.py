@@ -1,6 +1,6 @@
 """What the policy sees of a group: its seats, each with the list's verdict, and those that its pool could bring. Pure.
 
-The list decides who may come (``ready``); the policy, whose turn it is. Moves are pulled, by the group that has the
+The list decides which seat is ready; the policy, whose turn it is. Moves are pulled, by the group that has the
 slot (``docs/dev/decisions/014-moves-are-pulled.md``).
 """
 
