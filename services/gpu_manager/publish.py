@@ -102,17 +102,17 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
     )
 
 
+def lasting(row: SeatRecord) -> SeatRecord:
+    """A row without what is another one at each look."""
+    return row.model_copy(update={"seq": 0, "reported_at": 0.0, "deadline_at": float(round(row.deadline_at))})
+
+
 def _of_riders(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
     """What riders show: fields of the row, and others by the names of their riders."""
     rows = {rider.name: rider.row(node, seat, now) for rider in node.riders[Rider.row]}
     known = {name: value for row in rows.values() for name, value in row.items() if name in SeatRecord.model_fields}
     others = {rider: {name: row[name] for name in row.keys() - known.keys()} for rider, row in rows.items()}
     return {**known, "riders": {rider: row for rider, row in others.items() if row}}
-
-
-def _lasting(row: SeatRecord) -> SeatRecord:
-    """A row without what is another one at each look."""
-    return row.model_copy(update={"seq": 0, "reported_at": 0.0, "deadline_at": float(round(row.deadline_at))})
 
 
 def _failed_until(seat: ManagedSeat, now: Now) -> float:
@@ -164,7 +164,7 @@ class RosterWriter:
         """Mark the rows that have changed without an event, such as by a reason for being blocked."""
         now = self._now()
         for seat in self._node.seats.values():
-            if _lasting(record(self._node, seat, now)) != self._rows.get(seat.id):
+            if lasting(record(self._node, seat, now)) != self._rows.get(seat.id):
                 self.changed(seat.id)
 
     def rows(self) -> tuple[int, int] | None:
@@ -220,7 +220,7 @@ class RosterWriter:
         del self._dirty[seat]
         of = self._node.seats[seat]
         state, row = of.state, record(self._node, of, self._now())
-        self._rows[seat] = _lasting(row)
+        self._rows[seat] = lasting(row)
         try:
             if state is SeatState.FREE and not row.drained:  # a drained node without pods is still known by its rows
                 self._written[row.key] = None

@@ -101,6 +101,8 @@ class Manager:
     questions: dict[int, Question] = field(default_factory=dict)
     dirty: dict[str, None] = field(default_factory=dict)
     """Seats whose row of the roster is to be written."""
+    written: dict[str, object] = field(default_factory=dict)
+    """By seat: the row that was written."""
     calling: StartCalls = field(default_factory=lambda: StartCalls({}))
     foreign: ForeignProcessesSeen = field(default_factory=lambda: ForeignProcessesSeen(()))
     listed: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -354,6 +356,7 @@ class Manager:
             return False
         seat = next(iter(self.dirty))
         record = product.seat_row(self.board, seat, self.now)
+        self.written[seat] = product.lasting(record)
         row = self.bus.delete(record.key) if record.state is SeatState.FREE else self.bus.put(record)
         for router in self._routers():
             self.bus.send(ROSTER, router, row, self.clock.wall)
@@ -361,6 +364,12 @@ class Manager:
         if record.state is SeatState.DRAINING:
             self.receive(DrainAnnounced(seat, record.epoch))
         return True
+
+    def refresh(self) -> None:
+        """Mark the rows that have changed without an event; before a recovery none is written."""
+        for seat, row in product.rows_that_last(self.board, self.now).items():
+            if row != self.written.get(seat):
+                self.dirty[seat] = None
 
     def connected(self, up: bool) -> None:
         self.receive(BusChanged(up))

@@ -73,7 +73,7 @@ from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.gpu_processes import READS as PROCESS_READS
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.manager import FOREIGN_SECONDS
-from services.gpu_manager.publish import record
+from services.gpu_manager.publish import lasting, record
 from services.router.core import step as routing
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
@@ -256,6 +256,11 @@ def answered(job: object, reply: JobReply | None, sent: float) -> object:
 
 def seat_row(board: Board, seat: str, now: Now) -> SeatRecord:
     return record(board.node, board.node.seats[seat], now)
+
+
+def rows_that_last(board: Board, now: Now) -> dict[str, SeatRecord]:
+    """By seat: its row without what differs at each look."""
+    return {seat.id: lasting(record(board.node, seat, now)) for seat in board.node.seats.values()}
 
 
 def ticket_open(board: Board, seat: str) -> bool:

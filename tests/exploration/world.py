@@ -317,6 +317,8 @@ class World:
             for name in ("look", "gate", "gpus", "ask", "tick"):
                 if self.manager is manager:
                     self.do((name,))
+            if manager.recovered:
+                manager.refresh()
             while self.manager is manager and manager.dirty and self.do(("row",)):
                 pass
             if self.manager is manager and manager.recovered:
