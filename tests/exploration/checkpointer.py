@@ -366,7 +366,12 @@ class Checkpointer:
         states, frozen = self._observe(run.members, engine)
         moving = half == "activate" and tuple(run.members.gpus) != tuple(target.gpus)
         run.procedure = Procedure(
-            _GOALS[half], states, frozen=frozen, replaying=begun is not None, hangs=hangs, moving=moving
+            JobGoal.DEAD if _restarts(target, half) else _GOALS[half],
+            states,
+            frozen=frozen,
+            replaying=begun is not None,
+            hangs=hangs,
+            moving=moving,
         )
 
     def _find(self, target: SeatTarget, half: str) -> Members | SeatProgress:
@@ -377,7 +382,7 @@ class Checkpointer:
         if engine is None:
             return _progress(target, "gone", reason="no process")
         if not engine.loaded:
-            if half == "kill":
+            if half == "kill" or _restarts(target, half):
                 return Members(target.container_id, 0, engine.gpus)
             return _progress(target, "active" if half == "park" else "lost", reason="no process uses a GPU")
         known_size = engine.holds or target.vram_bytes > 0  # the manager remembers it, or the pod declares it
@@ -457,7 +462,9 @@ class Checkpointer:
         """The half is over: what it reports."""
         assert run.target is not None
         assert run.members is not None
-        outcome = "gone" if run.half == "kill" and end.outcome == "lost" else end.outcome
+        outcome = end.outcome
+        if outcome == "lost" and (run.half == "kill" or _restarts(run.target, run.half)):
+            outcome = "gone" if run.half == "kill" else "parked"
         engine = self.machine.engine(run.members.cid)
         gpus = engine.gpus if engine is not None and outcome in ("active", "parked") else ()
         run.outcome = _progress(run.target, outcome, reason=end.reason, gpus=gpus)
@@ -481,7 +488,7 @@ class Checkpointer:
         run.half, run.target, run.members, run.procedure, run.outcome, run.kept = "", None, None, None, None, False
 
     def _keep(self, run: Run, target: SeatTarget, outcome: SeatProgress) -> None:
-        if outcome.outcome == "parked" and run.members is not None:
+        if outcome.outcome == "parked" and run.members is not None and not _restarts(target, run.half):
             gpus = outcome.gpus or run.members.gpus
             kept = Members(run.members.cid, run.members.count, gpus, known_size=run.members.known_size)
             self.disk.parked[target.seat] = kept
@@ -500,6 +507,11 @@ class Checkpointer:
         finished = [op for op, one in self.disk.jobs.items() if one.done is not None]
         for op in finished[:-50]:
             del self.disk.jobs[op]
+
+
+def _restarts(target: SeatTarget, half: str) -> bool:
+    """A park that ends the processes, and leaves no copy."""
+    return half == "park" and target.backend == "restart"
 
 
 def _progress(
