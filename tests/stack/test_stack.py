@@ -13,9 +13,9 @@ from typing import Any
 import nats
 import pytest
 
+from kybernate.dev.guard import left_over
 from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import Stack, StackError, StackOptions
-from kybernate.dev.stack.guard import left_over
 from kybernate.dev.stack.layout import Ports, commands
 from kybernate.dev.stack.stack import unready
 from kybernate.dev.up import banner

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
+from kybernate.dev.guard import left_over
 from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import LAPTOP
-from kybernate.dev.stack.guard import left_over
 from tests.until import TIME_FACTOR, until_blocking
 
 ROOT = Path(__file__).parents[2]

@@ -15,8 +15,8 @@ import yaml
 
 from kybernate import programs
 from kybernate.annotations import BACKEND
+from kybernate.dev.guard import MARK
 from kybernate.dev.nats_server import free_port, server_argv
-from kybernate.dev.stack.guard import MARK
 from kybernate.dev.stack.options import GPU_NAME, NODE, Plan, StackOptions
 from kybernate.dev.stack.process import ProcessCommand
 

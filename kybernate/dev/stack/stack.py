@@ -23,8 +23,8 @@ from kybernate import files
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
 from kybernate.cli.operations import in_brackets
+from kybernate.dev import guard
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
-from kybernate.dev.stack import guard
 from kybernate.dev.stack.layout import Layout, Ports, commands, kind, lay_out, pods_of
 from kybernate.dev.stack.options import Plan, StackOptions, check
 from kybernate.dev.stack.pod_changes import alone

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.dev.fakes.kubelet.manifest import ContainerSpec
+from kybernate.dev.guard import CONTAINER, kill_left_over
 from kybernate.programs import INSTALLED
 
 _LAUNCH = Path(__file__).with_name("launch.py")
@@ -58,6 +59,8 @@ class ContainerProcess:
     """A running container: one process that leads its own session."""
 
     child: asyncio.subprocess.Process
+    mark: str
+    """What its processes inherit, also those that leave its session."""
     cgroup: Path | None = None
     """The folder of its control group; None: it shares kubelet's."""
 
@@ -69,7 +72,8 @@ class ContainerProcess:
         StartError when the command does not exist."""
         if shutil.which(command[0], path=env.get("PATH")) is None:
             raise StartError(f'exec: "{command[0]}": executable file not found in $PATH')
-        cgroup = None if cgroups is None else cgroups / secrets.token_hex(32)
+        mark = secrets.token_hex(32)
+        cgroup = None if cgroups is None else cgroups / mark
         inside: tuple[str, ...] = ()
         if cgroup is not None:
             cgroup.mkdir()
@@ -78,13 +82,13 @@ class ContainerProcess:
         with log.open("ab") as output:
             child = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), POD_NICENESS, *inside, *command),
-                env=dict(env),
+                env={**env, CONTAINER: mark},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-        return cls(child, cgroup)
+        return cls(child, mark, cgroup)
 
     @property
     def container_id(self) -> str:
@@ -103,14 +107,13 @@ class ContainerProcess:
                 os.killpg(self.pid, signum)
 
     async def wait(self) -> int:
-        """Until it ends, and what it has left in its group with it, as in a container that loses its first process; the
-        exit code as a container runtime gives it (128 + signal)."""
+        """Until it ends, and what it has left with it, as in a container that loses its first process; the exit code as
+        a container runtime gives it (128 + signal)."""
         code = await self.child.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        if self.cgroup is not None:
-            while not _cleared(self.cgroup):  # noqa: ASYNC110 -- the kernel reports no emptiness of version 1
-                await asyncio.sleep(_CLEAR_SECONDS)
+        while not self._cleared():  # noqa: ASYNC110 -- the kernel reports no end of what is no child
+            await asyncio.sleep(_CLEAR_SECONDS)
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_seconds: float) -> int:
@@ -123,17 +126,14 @@ class ContainerProcess:
             self.signal(signal.SIGKILL)
             return await self.wait()
 
-
-def _cleared(cgroup: Path) -> bool:
-    """Nothing outlives a container's first process, as in a pid namespace: end what does; True once all are gone."""
-    try:
-        cgroup.rmdir()
-    except OSError:
-        for pid in (cgroup / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        return False
-    return True
+    def _cleared(self) -> bool:
+        """End what has outlived the first process, as the end of a pid namespace does; True once nothing is left."""
+        if kill_left_over(self.mark, CONTAINER):
+            return False
+        with contextlib.suppress(OSError):
+            if self.cgroup is not None:
+                self.cgroup.rmdir()
+        return self.cgroup is None or not self.cgroup.exists()
 
 
 def _free(address: str, port: int) -> bool:

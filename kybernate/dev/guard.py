@@ -16,6 +16,8 @@ from pathlib import Path
 
 MARK = "KYBERNATE_STACK"
 """Environment variable with the stack's folder; every process of the stack inherits it."""
+CONTAINER = "KYBERNATE_CONTAINER"
+"""The same of one run of a container, with a word of its own."""
 GIVE_UP_SECONDS = 3.0
 
 
@@ -36,22 +38,22 @@ def main() -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def left_over(folder: Path) -> list[int]:
-    """Processes of this user that carry the mark of ``folder``; not this one, and not the dead."""
-    mark = f"{MARK}={folder}".encode()
+def left_over(of: object, mark: str = MARK) -> list[int]:
+    """Processes of this user whose environment has ``of`` in this variable; not this one, and not the dead."""
+    line = f"{mark}={of}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
+            if line in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
 
 
-def kill_left_over(folder: Path) -> list[int]:
+def kill_left_over(of: object, mark: str = MARK) -> list[int]:
     """SIGKILL what ``left_over`` finds; returns the pids."""
-    pids = left_over(folder)
+    pids = left_over(of, mark)
     for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
