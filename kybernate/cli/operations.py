@@ -103,7 +103,7 @@ def _settled(console: Console, seats: list[str], goals: tuple[str, ...]) -> list
 
 def in_brackets(seat: dict[str, Any]) -> str:
     """What the manager says about a seat, in brackets."""
-    return f" ({seat['reason']})" if seat.get("reason") else ""
+    return f" ({why})" if (why := seat.get("reason") or seat.get("blocked")) else ""
 
 
 def _run(path: str, fields: dict[str, Any], wait: bool) -> None:

@@ -371,7 +371,7 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         )
         yield fail("start gate", f"{folder}: {why}", remedy)
     known = _known(facts)
-    owned = [seat for seat in facts.seats if not seat.get("failed")]  # else the seats tell
+    owned = [seat for seat in facts.seats if not (seat.get("failed") or seat.get("blocked"))]  # else the seats tell
     at_gate = [seat for seat in owned if seat.get("state") == "waiting" or _called(seat, known) is False]
     waiting = [seat for seat in at_gate if not _called(seat, known)]
     late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]

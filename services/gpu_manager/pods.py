@@ -281,6 +281,7 @@ def _seat_pod(seat: str, container: str, pod: Mapping[str, Any], resources: tupl
         ended=_how(ended),
         code=None if ended is None else int(ended.get("exitCode", 0)),
         line=_last_line(ended),
+        waits=_waits((state.get("state") or {}).get("waiting") or {}),
         exited=None if ended is None else _unix(ended.get("finishedAt")),
         ip=status.get("podIP") or None,
         probe_seconds=_probe_seconds(described.get("startupProbe")),
@@ -310,6 +311,12 @@ def _last_line(ended: Mapping[str, Any] | None) -> str:
     lines = str(ended.get("message") or "").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return _plain(last)
+
+
+def _waits(waiting: Mapping[str, Any]) -> str:
+    """Why kubelet does not make a container, for people; of the start gate and of the back-off other things tell."""
+    text = str(waiting.get("message") or "")
+    return "" if waiting.get("reason") == "CrashLoopBackOff" or "PreStartContainer" in text else _plain(text)
 
 
 def _plain(text: object) -> str:

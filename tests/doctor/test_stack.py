@@ -274,6 +274,14 @@ def test_a_seat_that_a_request_starts_is_at_rest() -> None:
     assert troubles(replace(waits(SOUND), managers=(rests,))) == []
 
 
+@pytest.mark.parametrize("seconds", [1.0, 100.0])
+def test_a_container_that_kubelet_cannot_make_is_told_at_once_and_once(seconds: float) -> None:
+    why = "its container does not start: port 9001 of 127.0.0.1 is taken"
+    seat = {**SEAT, "state": "waiting", "since": SOUND.now - seconds, "blocked": why}
+    found = troubles(replace(SOUND, seats=(seat,), managers=(node("container", why, called=False),)))
+    assert [(one.check, why in one.finding) for one in found] == [("seat", True), ("seats", False)]
+
+
 def test_a_seat_that_a_restart_parks_is_no_trouble_while_its_manager_restarts() -> None:
     silent = {"node": "n1", "unanswered": "its manager at http://m does not answer (refused)"}
     facts = replace(waits(SOUND), managers=(silent,))

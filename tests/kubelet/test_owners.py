@@ -143,6 +143,26 @@ def test_the_state_of_the_container_is_read(
     assert owner.ip == "10.0.0.1"
 
 
+@pytest.mark.parametrize(
+    ("waiting", "waits"),
+    [
+        ({"reason": "ContainerCreating"}, ""),
+        (
+            {"reason": "ContainerCreating", "message": "hostNetwork: port 9001 is taken"},
+            "hostNetwork: port 9001 is taken",
+        ),
+        ({"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'}, 'Back-off pulling image "x"'),
+        ({"reason": "CreateContainerConfigError", "message": "device plugin PreStartContainer rpc failed"}, ""),
+        ({"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container=engine"}, ""),
+    ],
+)
+def test_why_a_container_is_not_made_is_read(waiting: dict[str, str], waits: str) -> None:
+    """The start gate and the back-off, which every container meets, are no such reason."""
+    status = {"containerStatuses": [{"name": "engine", "state": {"waiting": waiting}}]}
+    (owner,) = joined(resources(("p", SEAT)), [listed("p", **status)]).pods
+    assert owner.waits == waits
+
+
 def test_the_time_of_the_last_exit_is_read_also_while_the_container_backs_off() -> None:
     ended = {"exitCode": 1, "finishedAt": "1970-01-01T00:02:03Z"}
     pod = listed("p")

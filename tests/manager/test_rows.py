@@ -142,6 +142,15 @@ def container(world: World) -> Cases:
     world.call(b)
 
 
+@case(235)
+def unmade(world: World) -> Cases:
+    a = world.seat(0, 0)
+    world.pod(a, "a")
+    world.shows(a, waits="port 9001 of 127.0.0.1 is taken")
+    yield Case(world, a)
+    world.shows(a, waits="")
+
+
 @case(240)
 def start_gate(world: World) -> Cases:
     a = world.seat(0, 0)

@@ -11,6 +11,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import (
     WallTime,
 )
+from services.gpu_manager.core.obstacles import blocked
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.publish import gate_texts
@@ -42,6 +43,7 @@ STAGES: dict[int, tuple[str, str, dict[str, object]]] = {
     140: ("quarantined", "b holds group G0 and is quarantined: made quarantined", {"seat": "b"}),
     170: ("pinned-neighbour", "group G0 is kept by pinned b; kyb unpin it", {"seats": ["b"]}),
     230: ("container", "its container starts again", {}),
+    235: ("container", "its container does not start: port 9001 of 127.0.0.1 is taken", {"called": False}),
     240: ("start-gate", "its container has not come to the start gate", {"called": False}),
     250: ("idle", "", {}),
     260: ("routers", "nothing is evicted: the bus is away", {"bus": False}),
@@ -68,6 +70,13 @@ def test_a_row_that_is_first_is_the_stage_with_its_text_and_data(nr: int) -> Non
     for one in world.node.seats.values():
         names = names.replace(one.id, one.name)
     assert json.loads(names) == data
+
+
+def test_a_container_that_kubelet_cannot_make_is_named_also_to_requests_and_in_the_roster() -> None:
+    world, seat, _ = next(CASES[235]())
+    world.traffic(seat, waiting=1)
+    assert "port 9001 of 127.0.0.1 is taken" in waits(world, seat, "container")[0]
+    assert blocked(world.node, world.managed(seat), world.now).endswith("port 9001 of 127.0.0.1 is taken")
 
 
 def test_a_pair_waits_for_the_single_that_drains_for_it() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -349,6 +350,18 @@ async def test_a_model_is_a_command_line_and_is_removed_by_its_name(tmp_path: Pa
         assert own.read_text().startswith("# mine\n---\n\napiVersion")
         assert adding.remove(stack, "b") == ["b"]
         assert own.read_text() == "# mine\n# Pods of kyb up, one seat each: kyb add\n"
+
+
+async def test_a_model_whose_port_another_process_has_is_added_and_the_reason_why_it_waits_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with node(tmp_path, "1x-abcdef.s00") as (_, stack):
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", 0))
+            port = other.getsockname()[1]
+            await asyncio.to_thread(adding.add_command, stack, "b", ("server", "--port", str(port)))
+    text = f"kyb: warning: hostNetwork: port {port} of 127.0.0.1 is taken; give each such pod its own kyb.ai/port\n"
+    assert capsys.readouterr().err == text
 
 
 def test_a_model_in_a_list_is_not_cut_out(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,8 +23,9 @@ from kybernate.annotations import BACKEND, MODEL, PORT, backend_option
 from kybernate.cli.output import CliError
 from kybernate.config import load
 from kybernate.config_errors import ConfigError
+from kybernate.dev.fakes.kubelet.process import StartError, host_address
 from kybernate.dev.nats_server import free_port
-from kybernate.dev.stack.layout import Ports
+from kybernate.dev.stack.layout import HOST, Ports
 from kybernate.dev.stack.options import (
     BACKENDS,
     ChangingError,
@@ -185,6 +187,9 @@ def _check(stack: Mapping[str, Any], text: str) -> None:
             for port in sorted(one for one in new if Ports.reserved(one)):
                 what = f"port {port} of this machine is one of the stack's own: give pod {plan.engine_ports[port]} "
                 raise ConfigError(f"{draft}: {what}another, such as {free_port()}")
+            host_address(HOST, sorted(new))
+        except StartError as error:  # what has it may be on its way out
+            sys.stderr.write(f"kyb: warning: {error}\n")
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(draft), str(file))) from None
 

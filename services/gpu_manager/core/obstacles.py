@@ -283,6 +283,15 @@ def CONTAINER(ask: Ask) -> Stage | None:
     return None
 
 
+@row(235, "container", "seat", "pod owner", "kubelet tries again")
+def UNMADE(ask: Ask) -> Stage | None:
+    """Kubelet cannot make its container: a port is taken, an image cannot be pulled. Data: ``called``."""
+    seat = ask.seat
+    if seat.acts_as is not S.WAITING or seat.gate.called is not None or seat.pod is None or not seat.pod.waits:
+        return None
+    return Stage("container", f"its container does not start: {seat.pod.waits}", {"called": False})
+
+
 @row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin", turn=True)
 def START_GATE(ask: Ask) -> Stage | None:
     """Kubelet has not called the start gate for it (data ``called``), or no request asks for it."""
@@ -636,7 +645,7 @@ def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
     nothing prevents it. What is on the GPUs of a seat that serves does not stop it."""
     stops, serves = [one for one in counted(None) if one.kind == "stop"], seat.state in (S.ACTIVE, S.DRAINING)
     there = [one for one in stops if one.drives_out or not serves]
-    rows = (*there, REFUSED) if serves else (*there, REFUSED, UNLOCATED, RESTS)
+    rows = (*there, REFUSED) if serves else (*there, REFUSED, UNLOCATED, UNMADE, RESTS)
     for one in _of(rows, Ask(node, seat.group, now, seat)):
         if one.row not in there or refusal(node, seat, now, stops) is not None:
             return seat.rest(now).reason if one.row is RESTS else one.text

@@ -33,6 +33,8 @@ class SeatPod:
     """Its exit code."""
     line: str = ""
     """The last line of its log, without secrets."""
+    waits: str = ""
+    """Why kubelet does not make it, without secrets; the start gate and the back-off are none."""
     exited: float | None = None
     """When that run ended, unix seconds, as the runtime of this node has it: whole seconds, cut off."""
     ip: str | None = None
