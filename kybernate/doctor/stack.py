@@ -34,6 +34,8 @@ _OF_RUN = {
 _5XX = "a 5xx"
 _OF_ANSWERS = {
     "401": "start it without a key of its own: the routers ask their callers for keys (docs/security.md)",
+    "429": "let it take more requests, or lower kyb.ai/max-requests of its pod",
+    "3": "routers follow no redirect: let it answer itself, at the paths of OpenAI's API",
     "404 (": "set kyb.ai/model to the name that it serves, or its --served-model-name to kyb.ai/model",
 }
 """What to do about answers, by what a router says they were."""

@@ -1,6 +1,7 @@
 """The answer to one call: the engine's bytes as they came, or an error in the way that the caller can still notice."""
 
 import json
+import re
 from dataclasses import dataclass
 
 from kybernate.http.connection import CallerConnection
@@ -14,6 +15,7 @@ _UNBUFFERED = b"X-Accel-Buffering: no\r\n"
 _STREAM_LINES = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\n" + _UNBUFFERED
 _EVENT_ENDS = b"\n\n", b"\r\n\r\n"
 _LAST_EVENTS = b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n"
+_WITH_ERROR = re.compile(rb'\s*(?:data:\s*)?\{\s*"error"\s*:(?!\s*null)')
 _OTHER_NAME = "404 (kyb.ai/model differs from the name that the engine serves)"
 _TAIL_BYTES = max(len(event) for event in _LAST_EVENTS)
 
@@ -87,6 +89,8 @@ class Answer:
 
     def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
         """Relay a piece of the answer: byte for byte where both sides use chunks."""
+        if not self._tail and (payload or last) and self.status == 200:
+            self.none = self.none or _in_place(payload)
         if payload:
             self._tail = (payload if len(payload) >= _TAIL_BYTES else self._tail + payload)[-_TAIL_BYTES:]
         if self._framing is not None and self._framing.chunked and self._chunks:
@@ -152,13 +156,19 @@ def _is_stream(head: Head) -> bool:
 def no_answer(head: Head, body: bytes | None = None) -> str:
     """Return what an engine sent in place of an answer; empty: it is one, or an error of status 5xx. ``body``: None of
     one that is not read as a whole."""
-    if head.status in (401, 403):
+    if 300 <= head.status < 400 or head.status in (401, 403, 405, 429):
         return str(head.status)
     if head.status == 404:
         return _OTHER_NAME if body is not None and b"model" in body[:4096].lower() else "404"
     if head.status != 200:
         return ""
-    return "empty" if body == b"" else "text/html" if head.media == b"text/html" else ""
+    found = "" if body is None else _in_place(body)
+    return found or ("text/html" if head.media == b"text/html" else "")
+
+
+def _in_place(begin: bytes) -> str:
+    """Return what the first bytes of an answer with status 200 are in its place."""
+    return "a 200 with an error" if _WITH_ERROR.match(begin) else "" if begin else "empty"
 
 
 def _event(status: int, body: bytes) -> bytes:

@@ -25,7 +25,9 @@ OF_ENGINES = ("", "upstream_failed", "engine_timeout")
 LAST = 20
 """Answers of a model in which errors are looked for."""
 FEWEST = 3
-"""Errors among them that are reported; of a model that has answered, one request without a byte is."""
+"""Errors among them that are reported; of a model that has answered, one request without a byte is, and of another one
+after ``FIRST_SECONDS``."""
+FIRST_SECONDS = 300.0
 FORGET_SECONDS = 3600.0
 """After the last error."""
 SILENT_SECONDS = 60.0
@@ -115,9 +117,8 @@ class Faults:
             )
             for model, (first, answers) in self._models.items()
         ]
-        every = [
-            (row, 1 if row.were == SILENT and row.model in self._usual else FEWEST) for row in (*rows, *none.values())
-        ]
+        long = {row.model for row in none.values() if now - row.first > FIRST_SECONDS} | self._usual.keys()
+        every = [(row, 1 if row.were == SILENT and row.model in long else FEWEST) for row in (*rows, *none.values())]
         return tuple(row for row, fewest in every if row.failed >= fewest and now - row.last < FORGET_SECONDS)
 
 

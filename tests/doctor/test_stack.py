@@ -130,6 +130,14 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "engine", "the last 7 answers of qwen were 401: the first 3 min 20 s ago, the last 10 s ago",
         "start it without a key of its own",
     ),
+    "an engine redirects": (
+        lambda facts: reported(facts, none("307")),
+        "engine", "the last 7 answers of qwen were 307: ", "routers follow no redirect",
+    ),
+    "an engine refuses all for too many": (
+        lambda facts: reported(facts, none("429")),
+        "engine", "the last 7 answers of qwen were 429: ", "lower kyb.ai/max-requests",
+    ),
     "an engine serves another name": (
         lambda facts: reported(facts, none("404 (kyb.ai/model differs from the name that the engine serves)")),
         "engine", "the last 7 answers of qwen were 404 (kyb.ai/model differs from the name that the engine serves): ",

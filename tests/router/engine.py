@@ -17,7 +17,7 @@ class Engine:
         self.status = 200
         """Of plain responses."""
         self.plain: tuple[str, bytes] | None = None
-        """Media type and body of plain responses; None: an answer of its model."""
+        """Media type and body of responses, a stream's media type apart; None: an answer of its model."""
         self.gate = asyncio.Event()
         self.gate.set()
         """Cleared: a stream stops after its first chunk, a plain response does not begin."""
@@ -79,6 +79,9 @@ class Engine:
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
+        if self.plain is not None:
+            await response.write_eof(self.plain[1])
+            return response
         for number in range(3):
             delta = {"index": 0, "delta": {"role": "assistant", "content": f"w{number} "}, "finish_reason": None}
             chunk = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}

@@ -73,7 +73,8 @@ def test_requests_that_get_no_byte_are_reported_while_no_other_one_gets_any() ->
     assert faults.report(73.0, calls) == (), "it answered one meanwhile"
     assert [row.failed for row in faults.report(111.0, calls)] == [3]
     assert [row.failed for row in faults.report(111.0, calls[:1])] == [1], "of a model that answers, one is enough"
-    assert Faults().report(111.0, calls[:1]) == (), "a first answer may take long"
+    assert Faults().report(309.0, calls[:1]) == (), "a first answer may take long"
+    assert [row.failed for row in Faults().report(311.0, calls[:1])] == [1]
     faults.answered("m", 200, 112.0, took=100.0)
     assert faults.report(173.0, calls) == (), "it usually takes long"
 
@@ -96,6 +97,11 @@ NONE = {
     "another path": (404, "application/json", b'{"detail": "Not Found"}', "404"),
     "a page": (200, "text/html", b"<html>hello</html>", "text/html"),
     "nothing": (200, "application/json", b"", "empty"),
+    "a redirect": (307, "", b"", "307"),
+    "too many requests, always": (429, "application/json", b"{}", "429"),
+    "another method": (405, "application/json", b"{}", "405"),
+    "an error as an answer": (200, "application/json", b'{"error": {"message": "no"}}', "a 200 with an error"),
+    "an error as an event": (200, "text/event-stream", b'data: {"error": "no"}\n\n', "a 200 with an error"),
 }  # fmt: skip
 
 
@@ -113,9 +119,23 @@ async def test_what_an_engine_answers_in_place_of_an_answer_is_in_the_routers_pr
     assert w.router._presence().faults == ()
 
 
+@pytest.mark.parametrize(("body", "were"), [(b'data: {"error": "no"}\n\n', "a 200 with an error"), (b"", "empty")])
+async def test_a_stream_that_begins_with_an_error_or_not_at_all_is_no_answer(w: World, body: bytes, were: str) -> None:
+    engine = await w.seat("s0", "m", SeatState.ACTIVE)
+    engine.plain = "", body
+    for _ in range(FEWEST):
+        assert (await w.ask("m", stream=True)).status == 200
+    [found] = w.router._presence().faults
+    assert (found.failed, found.were) == (FEWEST, were)
+    engine.plain = None
+    await w.ask("m", stream=True)
+    assert w.router._presence().faults == ()
+
+
 @pytest.mark.parametrize(
     ("status", "media", "body"),
     [
+        (200, "application/json", b'{"id": "x", "error": null}'), (200, "application/json", b'{"error": null}'),
         (200, "audio/mpeg", b"\x00\x01"), (400, "application/json", b"{}"), (204, "", b""),
         (200, "text/event-stream", None), (500, "text/html", b"<html>"),
     ],
