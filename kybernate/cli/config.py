@@ -95,16 +95,18 @@ def _one(file: Path, config: "NodeConfig", gpus: int | None, pods: Path | None) 
     from kybernate.topology import Topology, plan
 
     topology = plan(config, *plain_machine(gpus)) if gpus is not None else Topology((), ())
-    unchecked = ["the groups of a machine"]
+    warnings, unchecked = [*topology.warnings], ["the groups of a machine"]
     if pods is not None:
-        unchecked += dev_part("check_pods", "--pods")(pods, config, None if gpus is None else topology.groups)
+        check_pods = dev_part("check_pods", "--pods")
+        odd, uncounted = check_pods(pods, config, None if gpus is None else topology.groups)
+        warnings, unchecked = [*warnings, *odd], [*unchecked, *uncounted]
     unknown = [f"not checked without --gpus N: {', '.join(unchecked)}"] if gpus is None else []
     return {
         "file": str(file),
         "name": config.chosen,
         "profiles": [profile.name for profile in config.profiles],
         "groups": [group_row(group) for group in topology.groups],
-        "warnings": [*topology.warnings, *unknown],
+        "warnings": [*warnings, *unknown],
     }
 
 

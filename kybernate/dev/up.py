@@ -25,6 +25,7 @@ from kybernate.dev.logs import bound_logs
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
 from kybernate.dev.stack.layout import HOST, USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
+from kybernate.dev.stack.pod_file import other_ports
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
 from kybernate.settings import PREFIX, Settings, known_options, listening
@@ -218,7 +219,7 @@ async def _foreground(stack: Stack, progress: Callable[[str], None]) -> None:
 
 
 async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
-    for warning in stack.plan.topology.warnings:
+    for warning in (*stack.plan.topology.warnings, *other_ports(stack.plan.pods)):
         sys.stderr.write(f"kyb: warning: {warning}\n")
     groups = len(stack.plan.topology.groups) * stack.options.nodes
     fake = "" if stack.options.driver == "nvidia" else "fake "

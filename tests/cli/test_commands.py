@@ -402,7 +402,12 @@ async def test_config_check_looks_at_pods_too(kyb: "Kyb", tmp_path: Path) -> Non
 
     good = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--gpus", "4", "--pods", str(LAPTOP / "pods.yaml"))
     assert good.code == 0
+    assert "warning" not in good.out
     pods = tmp_path / "pods.yaml"
+    pods.write_text((LAPTOP / "pods.yaml").read_text().replace("--model,", '--port, "1", --model,', 1))
+    odd = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--gpus", "4", "--pods", str(pods))
+    assert odd.code == 0
+    assert "its engine is called at kyb.ai/port, which is 8000, and its command has --port 1\n" in odd.out
     pods.write_text("kind: Deployment\n")
     result = await kyb("config", "check", str(LAPTOP / "config.yaml"), "--pods", str(pods))
     assert result.code == 2

@@ -4,7 +4,7 @@ import pytest
 
 from kybernate.config import ConfigError, load
 from kybernate.dev.stack import LAPTOP, StackOptions
-from kybernate.dev.stack.options import check
+from kybernate.dev.stack.options import check, check_pods
 from kybernate.dev.stack.pod_file import check_seats, check_vram, load_pods
 from tests.config.files import write
 
@@ -176,6 +176,16 @@ def test_a_pod_larger_than_every_group_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, COMMAND.replace("60GiB", "81GiB"))
     with pytest.raises(ConfigError, match=r"pod qwen: kyb.ai/vram: '81GiB': the largest group .* has 80 GiB; lower it"):
         check(StackOptions(pods=path))
+
+
+@pytest.mark.parametrize(
+    ("command", "port"),
+    [("[serve, --port, '9001']", 9001), ("[serve, -p=9001]", 9001), ("[serve, --port, '8000']", 0), ("[serve]", 0)],
+)
+def test_a_command_that_names_another_port_than_its_pod_is_told(command: str, port: int, tmp_path: Path) -> None:
+    warnings, _ = check_pods(write(tmp_path, COMMAND.replace("[serve]", command)), CONFIG, None)
+    text = f"pod qwen: its engine is called at kyb.ai/port, which is 8000, and its command has --port {port}"
+    assert warnings == ([text] if port else [])
 
 
 def test_the_laptops_pods_cannot_run_two_at_a_time() -> None:

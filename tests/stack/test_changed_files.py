@@ -364,6 +364,16 @@ async def test_a_model_whose_port_another_process_has_is_added_and_the_reason_wh
     assert capsys.readouterr().err == text
 
 
+async def test_a_file_whose_command_names_another_port_is_added_with_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with node(tmp_path, "1x-abcdef.s00") as (_, stack):
+        (file := tmp_path / "b.yaml").write_text(POD.replace("NAME", "b").replace('"100"', '--port, "9001"'))
+        await asyncio.to_thread(adding.add, stack, file)
+    text = "pod b: its engine is called at kyb.ai/port, which is 8000, and its command has --port 9001"
+    assert capsys.readouterr().err == f"kyb: warning: {text}\n"
+
+
 def test_a_model_in_a_list_is_not_cut_out(tmp_path: Path) -> None:
     one = yaml.safe_load(POD.replace("NAME", "a"))
     (tmp_path / "config.yaml").write_text(CONFIG)

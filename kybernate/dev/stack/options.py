@@ -23,6 +23,7 @@ from kybernate.dev.stack.pod_file import (
     listed_groups,
     load_pods,
     manifests,
+    other_ports,
 )
 from kybernate.files import read
 from kybernate.gpus import GpuError, open_gpus
@@ -190,20 +191,20 @@ def check_unchanged(path: Path, known: bytes) -> None:
         raise ChangingError(f"{path}: was written while it was read; save it and try again")
 
 
-def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> list[str]:
+def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> tuple[list[str], list[str]]:
     """Check a file of Pods or Deployments, and whether ``groups`` have seats for them; None: those that are listed.
-    Returns the seats that are not counted then. Raises ConfigError."""
+    Returns warnings, and the seats that are not counted then. Raises ConfigError."""
     pods = load_pods(path, config, "any")
     if not pods:
         raise ConfigError(f"{path}: has no pods; write at least one")
     if groups is not None:
         check_seats(path, pods, groups)
         check_groups(path, pods, groups)
-        return []
+        return other_ports(pods), []
     listed = listed_groups(config)
     known = {group.profile.resource for group in listed}
     check_seats(path, [pod for pod in pods if pod.resource in known], listed)
-    return [
+    return other_ports(pods), [
         f"seats for {count(asked, 'pod')} of {profile.resource} ({profile.seats_per_group} in a group)"
         for profile in config.profiles
         if profile.resource not in known

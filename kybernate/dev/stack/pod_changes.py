@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from kybernate import files
-from kybernate.annotations import BACKEND, MODEL, PORT, backend_option
+from kybernate.annotations import BACKEND, MODEL, PORT, backend_option, port_option
 from kybernate.cli.output import CliError
 from kybernate.config import load
 from kybernate.config_errors import ConfigError
@@ -35,7 +35,7 @@ from kybernate.dev.stack.options import (
     check_unchanged,
     content,
 )
-from kybernate.dev.stack.pod_file import StackPod, engine_ports, load_pods
+from kybernate.dev.stack.pod_file import StackPod, engine_ports, load_pods, other_ports
 from kybernate.engines import RESTART
 
 _EMPTY = "# Pods of kyb up, one seat each: kyb add\n"
@@ -77,13 +77,13 @@ def pod_of(model: str, command: Sequence[str], resource: str, *, fakes: bool) ->
 
     ``fakes``: GPUs on which no process of CUDA can be parked; the engine is then parked by restart.
     """
-    ports = re.findall(r"(?:^|\s)(?:--port|-p)[=\s](\d+)", " ".join(command))
-    if not ports:
+    port = port_option({"command": command})
+    if port is None:
         remedy = f"kyb add {model} -- {shlex.join(command)} --port {free_port()}"
         raise CliError(f"{model}: the command names no port, and each engine needs its own; write: {remedy}", 2)
     container: dict[str, Any] = {"name": "engine", "image": Path(command[0]).name, "command": list(command)}
     container["resources"] = {"limits": {resource: 1}}
-    notes = {MODEL: model, PORT: ports[-1]}
+    notes = {MODEL: model, PORT: str(port)}
     if fakes and not backend_option(container):
         notes[BACKEND] = RESTART
     name = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") or "model"
@@ -170,6 +170,8 @@ def _append(stack: Mapping[str, Any], origin: str, pods: Sequence[StackPod], tex
     before = file.read_text()
     after = f"{before.rstrip()}\n---\n{text}" if before.strip() else text
     _check(stack, after)
+    for text in other_ports(pods):
+        sys.stderr.write(f"kyb: warning: {text}\n")
     _replace(file, after)
     return tuple(pods)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kybernate.annotations import (
     BACKEND,
     PIN,
+    PORT,
     PREFER_GROUP,
     PREFIX,
     VRAM,
@@ -18,6 +19,7 @@ from kybernate.annotations import (
     group_problem,
     misplaced,
     parse,
+    port_option,
     tier_problem,
     whole_gpus,
     with_options,
@@ -75,6 +77,16 @@ def load_pods(
 def engine_ports(pods: Sequence[StackPod]) -> dict[int, str]:
     """Ports of the machine that engines have, each with its pod."""
     return {pod.port: pod.name for pod in pods if (pod.manifest.get("spec") or {}).get("hostNetwork")}
+
+
+def other_ports(pods: Sequence[StackPod]) -> list[str]:
+    """Pods whose engine's command line names another port than the one at which it is called."""
+    return [
+        f"pod {pod.name}: its engine is called at {PORT}, which is {pod.port}, and its command has --port {port}"
+        for pod in pods
+        for one in pod.manifest["spec"]["containers"]
+        if one["name"] == pod.container and (port := port_option(one)) not in (None, pod.port)
+    ]
 
 
 def check_seats(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
