@@ -14,6 +14,8 @@ from kybernate.cli.output import CliError
 from kybernate.deadlines import age_text, is_late, span
 from kybernate.sizes import format_bytes
 
+LONGEST_NAME = 60
+"""Of a model in a table, characters; ``-o json`` has it whole."""
 STATE_STYLES = {
     "active": "bold green",
     "parked": "cyan",
@@ -127,7 +129,7 @@ def _columns(seat: dict[str, Any], now: float, replicas: Container[object]) -> t
     since = float(seat.get("since") or 0)
     vram = int(seat.get("vram_bytes") or 0)
     return (
-        str(seat.get("model") or "-"),
+        _short(seat.get("model") or "-"),
         str(seat.get("state")),
         str(seat.get("seat")) if seat.get("model") in replicas else "",
         format_bytes(vram) if vram else "-",
@@ -179,6 +181,10 @@ def _gpu_line(gpu: dict[str, Any], now: float) -> Text:
     return text.append(f"  {gpu.get('reason')}; no new pods on {groups}")
 
 
+def _short(name: object) -> str:
+    return text if len(text := str(name)) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+
+
 def _age(seconds: float) -> str:
     return span(float(round(seconds)) if seconds < 120 else 60.0 * round(seconds / 60))
 
@@ -224,7 +230,7 @@ def top_text(rows: list[dict[str, Any]]) -> Text:
 
 def _top_cells(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        row["model"],
+        _short(row["model"]),
         row["group"],
         row["state"],
         str(row["waiting"] or "-"),
@@ -292,7 +298,7 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
     for group in node["groups"]:
         yield f"  {group['group']}: {group['why'] or 'nothing was decided yet'}"
         yield from (f"    {phase['text']}" for phase in group.get("phases") or ())
-        width = max((len(str(seat["model"])) for seat in group["seats"]), default=0)
+        width = max((len(_short(seat["model"])) for seat in group["seats"]), default=0)
         for seat in group["seats"]:
             parts = [f"{seat['waiting']} waiting", f"{seat['in_flight']} in flight"]
             if seat["waiting"]:
@@ -314,7 +320,7 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
                 parts.append("pinned")
             if seat.get("blocked"):
                 parts.append(seat["blocked"])
-            yield f"    {seat['model']!s:{width}}  {seat['state']:10}  {'; '.join(parts)}"
+            yield f"    {_short(seat['model']):{width}}  {seat['state']:10}  {'; '.join(parts)}"
             stage = seat.get("stage") or {}
             if stage.get("text") and stage["text"] not in (group["why"], seat.get("blocked")):
                 yield f"    {'':{width}}  {stage['stage']}: {stage['text']}"

@@ -104,6 +104,7 @@ async def test_the_model_that_waits_longest_against_its_slo_comes_first(kyb: "Ky
     rows[0] |= {"model": "mistral-small-24b", "stage": "the checkpointer parks s0 " * 4}
     lines = top_text(rows).plain.splitlines()
     assert max(map(len, (*lines[:2], *lines[3:]))) <= 80
+    assert "m" * 61 not in top_text([rows[0] | {"model": "m" * 512}]).plain
     assert lines[2] == f"  {rows[0]['stage']}", "what it waits for has a separate line, which the terminal wraps"
 
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from kybernate.cli import operations
-from kybernate.cli.show import open_console, seat_tree
+from kybernate.cli.show import LONGEST_NAME, open_console, seat_tree
 from kybernate.http.server import HttpServer
 from kybernate.messages import OrderStatus
 
@@ -180,3 +180,13 @@ def test_status_names_the_namespace_of_a_pod() -> None:
         console.print(seat_tree(rows, now=0.0))
     lines = shown.get().splitlines()
     assert [line.split("s0")[1].split() for line in lines[-2:]] == [["0", "llms"], ["1"]]
+
+
+def test_a_long_name_of_a_model_is_cut_in_status_and_widens_no_other_row() -> None:
+    row = {"state": "active", "group": "G0", "node": "n"}
+    rows = [{**row, "seat": "s00", "model": "m" * LONGEST_NAME}, {**row, "seat": "s01", "model": "n" * 512}]
+    console = open_console()
+    with console.capture() as shown:
+        console.print(seat_tree(rows, now=0.0))
+    names = [line.split()[-4] for line in shown.get().splitlines()[-2:]]
+    assert names == ["m" * LONGEST_NAME, f"{'n' * (LONGEST_NAME - 1)}…"]
