@@ -178,6 +178,13 @@ def test_a_pod_larger_than_every_group_is_refused(tmp_path: Path) -> None:
         check(StackOptions(pods=path))
 
 
+def test_where_the_models_of_kyb_up_itself_do_not_fit_pods_are_asked_for(tmp_path: Path) -> None:
+    config = write(tmp_path, "profiles: [{name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 1}]\n")
+    for options in (StackOptions(config=config), StackOptions(memory="8GiB")):
+        with pytest.raises(ConfigError, match=r"^give --pods FILE: the models of kyb up itself do not fit this conf"):
+            check(options)
+
+
 @pytest.mark.parametrize(
     ("command", "port"),
     [("[serve, --port, '9001']", 9001), ("[serve, -p=9001]", 9001), ("[serve, --port, '8000']", 0), ("[serve]", 0)],

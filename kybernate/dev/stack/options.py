@@ -142,11 +142,17 @@ def check(options: StackOptions, hardware: Hardware | None = None) -> Plan:
     if hardware is None:
         hardware = _hardware(options)
     topology = plan(config, *hardware)
-    pods = load_pods(options.pod_file, config, BACKENDS[options.driver])
-    check_manifests(options.pod_file)
-    check_seats(options.pod_file, pods, topology.groups)
-    check_vram(options.pod_file, pods, topology.groups)
-    check_groups(options.pod_file, pods, topology.groups)
+    try:
+        pods = load_pods(options.pod_file, config, BACKENDS[options.driver])
+        check_manifests(options.pod_file)
+        check_seats(options.pod_file, pods, topology.groups)
+        check_vram(options.pod_file, pods, topology.groups)
+        check_groups(options.pod_file, pods, topology.groups)
+    except ConfigError as error:
+        if options.pods is not None:
+            raise
+        what = "give --pods FILE: the models of kyb up itself do not fit this configuration and these GPUs"
+        raise ConfigError(f"{what}: {str(error).splitlines()[0]}") from None
     found = Plan(config, topology, pods, *before, hardware)
     if options.port and options.port in found.engine_ports:
         raise ConfigError(f"--port {options.port}: is that of pod {found.engine_ports[options.port]}; choose another")
