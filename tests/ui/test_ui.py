@@ -125,6 +125,21 @@ async def test_every_view_passes_the_accessibility_check(scheme: str):
         assert await violations(here) == []
 
 
+async def test_on_a_phone_every_view_is_in_sight_and_opens():
+    async with browsed() as here:
+        await fill(here.w)
+        await here.page.set_viewport_size({"width": 360, "height": 640})
+        await here.page.goto(here.url)
+        await here.page.wait_for_selector("text=qwen3-32b active")
+        for view in VIEWS:
+            box = await here.page.locator(f"nav >> text={view}").bounding_box()
+            assert box is not None, view
+            assert 0 <= box["x"] < box["x"] + box["width"] <= 360, view
+            assert 0 <= box["y"] < box["y"] + box["height"] <= 640, view
+            await here.open(view)
+        assert here.errors == []
+
+
 async def test_a_command_without_a_key_is_refused_with_a_text_and_works_with_one(tmp_path: Path):
     (ops, key), path = make("ops", ("admin",)), tmp_path / "keys.yaml"
     path.write_text(dump((ops,)))

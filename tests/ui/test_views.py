@@ -38,6 +38,20 @@ async def test_every_view_shows_the_problems_failing_first():
         assert here.errors == []
 
 
+async def test_each_command_of_a_remedy_leads_to_what_it_names():
+    async with browsed() as here:
+        await fill(here.w)
+        await here.w.manager.put("s1", SeatState.WAITING, failed="gemma-3-27b has failed 14 times in a row")
+        await here.page.goto(here.url)
+        await here.page.click("#problems summary")
+        links = here.page.locator("#problems li:has-text('14 times in a row') a")
+        await here.has(2, "#problems li:has-text('14 times in a row') a")
+        assert await links.all_inner_texts() == ["kyb logs gemma-3-27b", "kyb activate gemma-3-27b"]
+        await links.nth(1).click()
+        await here.page.wait_for_selector("h1:has-text('Models / gemma-3-27b')")
+        assert here.errors == []
+
+
 async def test_an_address_opens_model_filter_window_and_dialog_and_back_closes_it():
     async with browsed() as here:
         page = here.page

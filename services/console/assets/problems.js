@@ -5,12 +5,15 @@ import { count } from "./format.js";
 import { href } from "./route.js";
 import { models, store } from "./store.js";
 
-// A command about a model that the page shows, too (its reason, its log), leads there.
+// Each command about a model, a group or a node leads there: the page has its reason, its log, its buttons.
 function remedy(text) {
-  const [found, model] = /kyb (?:logs|why) ([^\s;,]+)/.exec(text) || [];
-  if (!found || !models().some((row) => row.model === model)) return text;
-  const at = text.indexOf(found);
-  return html`${text.slice(0, at)}<a href=${href("models", model)}>${found}</a>${text.slice(at + found.length)}`;
+  const rows = models(), places = new Map(rows.map((row) => [row.model, href("models", row.model)]));
+  const put = (name, node) => places.has(name) || places.set(name, href("nodes", node));
+  for (const seat of rows.flatMap((row) => row.seats)) [seat.group, seat.node].forEach((name) => put(name, seat.node));
+  return text.split(/(kyb [a-z]+ (?:group |node )?[^\s;,]+)/).map((part, at) => {
+    const to = at % 2 && places.get(part.split(" ").at(-1));
+    return to ? html`<a href=${to}>${part}</a>` : part;
+  });
 }
 
 export function problemsLine() {
