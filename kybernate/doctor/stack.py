@@ -298,7 +298,7 @@ def _woken(node: dict[str, Any], facts: StackFacts) -> Iterator[Finding]:
         if (woke := seat.get("woke")) and facts.now - woke["at"] < RECENT_SECONDS:
             text = f"{seat.get('model')} on {node.get('node')}: {woke['reason']}; {_times(woke['times'])}, the last "
             yield warn("seat", f"{text}{span(facts.now - woke['at'])} ago", remedy)
-    unseen = {seat.get("seat") for seat in seats if seat.get("peak_bytes") == 0}
+    unseen = {seat.get("seat") for seat in seats if seat.get("used_bytes") == 0}
     for seat in facts.seats:
         since = facts.now - float(seat.get("since") or facts.now)
         if seat.get("seat") in unseen and seat.get("state") == "active" and since > UNSEEN_SECONDS:

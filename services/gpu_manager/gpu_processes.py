@@ -33,7 +33,6 @@ class GpuProcesses:
         """``helpers``: folder in which the checkpointer notes its helpers."""
         self._gpus, self._helpers, self._proc = gpus, helpers, proc
         self._seen: dict[tuple[int, str], int] = {}
-        self._peaks: dict[str, int] = {}
         self._astray: dict[tuple[str, str], int] = {}
         self._used: dict[str, dict[str, int]] = {}
         """Bytes by container and GPU in the last read."""
@@ -50,7 +49,7 @@ class GpuProcesses:
         reads: int = READS,
     ) -> ForeignProcessesSeen | None:
         """Processes that are in none of these containers and were seen in so many ``reads`` in a row, by GPU, what each
-        container used at most, and which have processes elsewhere than in their ``places`` (UUIDs); of those that
+        container uses, and which have processes elsewhere than in their ``places`` (UUIDs); of those that
         are ``resting`` what they hold. ``began``: now. None when the driver does not answer, which ends a row of reads.
         """
         try:
@@ -68,8 +67,6 @@ class GpuProcesses:
             if process.pid in homes and process.bytes > 0:
                 gpus = used.setdefault(homes[process.pid], {})
                 gpus[process.gpu] = gpus.get(process.gpu, 0) + process.bytes
-        now = {container: max(gpus.values()) * len(gpus) for container, gpus in used.items()}
-        self._peaks = {one: max(now.get(one, 0), self._peaks.get(one, 0)) for one in containers}
         astray = {(one, gpu) for one, place in places.items() for gpu in used.get(one, {}).keys() - place}
         self._astray = {key: self._astray.get(key, 0) + 1 for key in astray}
         before, since, self._used, self._began = self._used, self._began, used, began
@@ -79,7 +76,7 @@ class GpuProcesses:
         }
         return ForeignProcessesSeen(
             tuple(ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), n in sorted(self._seen.items()) if n >= reads),
-            self._peaks,
+            {container: max(gpus.values()) * len(gpus) for container, gpus in used.items()},
             frozenset(key for key, n in self._astray.items() if n >= STRAY_READS),
             held,
             since,

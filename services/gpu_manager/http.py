@@ -136,7 +136,7 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "activate_seconds": round(seen.activate_seconds, 3),
         "backend": seat.backend,
         "way": seat.durable.way,
-        "peak_bytes": seat.durable.peak_bytes,
+        "used_bytes": seat.used_bytes,
         "woke": asdict(woke) if (woke := node.woke.get(seat.id)) is not None and woke.model == seat.model else None,
         **_of_riders(node, seat, now),
         "verify_seconds": round(seat.durable.costs.verify_seconds, 3),

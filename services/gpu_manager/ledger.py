@@ -65,8 +65,6 @@ class Durable:
     """Why it is not moved to other groups any more: the driver refused it."""
     vram_bytes: int = 0
     """Footprint at its last park, over all its GPUs; 0: it was not parked yet."""
-    peak_bytes: int = 0
-    """The most VRAM that its processes were seen to use, over all its GPUs."""
     residue_bytes: int = 0
     """VRAM that its processes keep while parked, over all its GPUs."""
     measured: bool = False

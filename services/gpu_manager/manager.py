@@ -217,8 +217,8 @@ class Manager:
             self.observe(effect)
 
     async def _record(self, *, durable: bool = False) -> None:
-        """Write the ledger if it changed, also without any effect: a container that runs, a peak of VRAM, a router. An
-        idle node writes nothing.
+        """Write the ledger if it changed, also without any effect: a container that runs, a router. An idle node
+        writes nothing.
 
         In a thread: a disk that hangs stops the board, and not presence, health and the buses.
         """

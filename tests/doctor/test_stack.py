@@ -313,15 +313,15 @@ def test_a_seat_that_woke_is_told_for_an_hour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peak", "since", "told"),
+    ("used", "since", "told"),
     [(0, 100.0, True), (0, 10.0, False), (2**30, 100.0, False), (None, 100.0, False)],
     ids=["none", "new", "listed", "an earlier release"],
 )
 def test_where_the_driver_lists_no_processes_doctor_says_that_nothing_looks(
-    peak: int | None, since: float, *, told: bool
+    used: int | None, since: float, *, told: bool
 ) -> None:
     """MIG, some virtual machines."""
-    manager = manages(**SEAT if peak is None else {**SEAT, "peak_bytes": peak})
+    manager = manages(**SEAT if used is None else {**SEAT, "used_bytes": used})
     active = {**SEAT, "state": "active", "since": SOUND.now - since}
     facts = replace(SOUND, managers=(manager,), seats=(active,))
     found = [one.finding for one in check_stack(facts) if one.check == "resting seats"]

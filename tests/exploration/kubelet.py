@@ -242,11 +242,11 @@ class Kubelet:
     def _seat_pod(self, seat: str, pod: ApiPod) -> SeatPod:
         home, ip = self.home[seat], f"ip-{pod.uid}"
         total = self.size_of(seat) * len(home.gpus) // GIB
-        learned = home.profile.packs and self._number(seat) == 2
+        silent = home.profile.packs and self._number(seat) == 2
         backend = "vllm" if home.profile.rebalance and self._number(seat) == 1 else "fake"
         return seat_pod(
             seat, pod.name, pod.uid, ip, pod.cid, running=pod.running, deleting=pod.deleting,
-            vram=f"{total}GiB" if home.slots > 1 and not learned else "", backend=backend,
+            vram=f"{total}GiB" if home.slots > 1 and not silent else "", backend=backend,
             inside=home.profile.rebalance,
         )  # fmt: skip
 

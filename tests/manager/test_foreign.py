@@ -86,24 +86,23 @@ async def foreign(watch: GpuProcesses, *containers: str, reads: int = 1) -> tupl
     return None if seen is None else seen.processes
 
 
-async def test_what_a_container_used_at_most_is_kept_while_it_exists(tmp_path: Path) -> None:
+async def test_what_a_container_uses_is_read_while_it_exists(tmp_path: Path) -> None:
     for pid in (10, 11):
         proc(tmp_path, pid, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(11, "GPU-0", 5), GpuProcess(11, "GPU-1", 20))
     watch = watching(gpus, tmp_path)
-    for _ in range(2):
-        seen = await watch.read([f"containerd://{ID}"])
-        assert seen.peaks == {f"containerd://{ID}": 70}, "as if both GPUs were as full as the fuller one"
-        gpus.found = (GpuProcess(10, "GPU-0", 3),)
-    seen = await watch.read([])
-    assert seen.peaks == {}
+    seen = await watch.read([f"containerd://{ID}"])
+    assert seen.used == {f"containerd://{ID}": 70}, "as if both GPUs were as full as the fuller one"
+    gpus.found = (GpuProcess(10, "GPU-0", 3),)
+    assert (await watch.read([f"containerd://{ID}"])).used == {f"containerd://{ID}": 3}
+    assert (await watch.read([])).used == {}
 
 
 async def test_gpus_that_a_process_only_opened_are_none_that_it_fills(tmp_path: Path) -> None:
     proc(tmp_path, 10, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), *(GpuProcess(10, f"GPU-{index}", 0) for index in range(1, 8)))
     seen = await watching(gpus, tmp_path).read([f"containerd://{ID}"])
-    assert seen.peaks == {f"containerd://{ID}": 30}
+    assert seen.used == {f"containerd://{ID}": 30}
 
 
 async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from kybernate.messages import ActivateSeat, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
 from services.gpu_manager.core.facts import Ticket
-from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen, StartCalls
+from services.gpu_manager.core.inputs import StartCalls
 from tests.manager.packed import PackedWorld
 from tests.manager.world import GIB
 
@@ -24,7 +24,7 @@ def test_as_many_seats_are_active_together_as_declare_to_fit_beside_the_reserve(
     assert packed.node.switches["G0"].victim in (a, b, c), "78 of 78 GiB are taken"
 
 
-def test_a_seat_of_unknown_size_takes_the_whole_group_until_it_was_parked_once(packed: PackedWorld) -> None:
+def test_a_seat_that_declares_nothing_takes_the_whole_group(packed: PackedWorld) -> None:
     (a,) = packed.serving(20, declared=False)
     b = packed.seat(0, 1)
     assert view.free_bytes(packed.node, packed.groups[0]) == 0
@@ -32,20 +32,19 @@ def test_a_seat_of_unknown_size_takes_the_whole_group_until_it_was_parked_once(p
     assert active(packed) == {b}
     packed.wish(a)
     packed.finish()
-    assert active(packed) == {a, b}
-    assert packed.managed(a).durable.reserved_bytes == 21 * GIB, "what was seen, and 5 %"
+    assert active(packed) == {a}, "also once its park was measured"
 
 
-def test_what_a_seat_was_seen_to_use_beyond_its_declaration_counts_from_then_on(packed: PackedWorld) -> None:
-    (a,) = packed.serving(40)
-    b, c = packed.seat(0, 1), packed.seat(0, 2)
-    container = packed.managed(a).durable.container_id
-    packed.receive(ForeignProcessesSeen((), {container: 50 * GIB}))
-    packed.up(b, 25)
-    assert active(packed) == {a, b}
-    packed.asks(c, 10)
-    assert "G0" in packed.node.switches, "52.5 + 25 + 10 GiB are more than 78"
-    assert not packed.node.broken, "what was granted before holds"
+def test_what_its_last_park_measured_beyond_its_declaration_counts_from_then_on(packed: PackedWorld) -> None:
+    a, b = packed.groups[0].seat_ids[:2]
+    packed.own(a, "a", 40)
+    packed.sizes[a] = (50 * GIB, 0)
+    packed.come_up(a)
+    packed.up(b, 70)
+    packed.wish(a)
+    packed.finish()
+    assert active(packed) == {a}
+    assert view.free_bytes(packed.node, packed.groups[0]) == 28 * GIB
 
 
 def test_what_sleeping_engines_keep_is_taken_from_every_group_on_their_gpus(packed: PackedWorld) -> None:
@@ -93,25 +92,11 @@ def test_a_pinned_seat_that_leaves_no_room_is_named(packed: PackedWorld) -> None
 
 def test_what_a_lease_reserves_survives_a_restart(packed: PackedWorld) -> None:
     a, b = packed.serving(40, 30)
-    packed.receive(
-        ForeignProcessesSeen((ForeignProcess("GPU-9", 1, "x"),), {packed.managed(a).durable.container_id: 60 * GIB})
-    )
+    packed.managed(a).durable.vram_bytes = 60 * GIB
     packed.restart()
     assert active(packed) == {a, b}
     assert packed.managed(a).durable.reserved_bytes == 40 * GIB
     assert not packed.node.broken
-
-
-def test_what_was_only_seen_while_active_does_not_make_a_size_known(packed: PackedWorld) -> None:
-    (a,) = packed.serving(20, declared=False)
-    b = packed.seat(0, 1)
-    packed.receive(ForeignProcessesSeen((), {packed.managed(a).durable.container_id: 5 * GIB}))
-    packed.exit(a)
-    packed.call(a)
-    packed.start(a)
-    packed.healthy(a)
-    packed.asks(b, 30)
-    assert packed.node.switches["G0"].victim == a
 
 
 def test_an_heir_names_the_ticket_of_a_pod_of_which_only_the_uid_is_known_by_it(packed: PackedWorld) -> None:

@@ -121,7 +121,7 @@ print(json.dumps({one.seat: dataclasses.asdict(one.durable) for one in LedgerFil
 """What a manager of the release before reads of each seat."""
 OF_A_SEAT: dict[str, Any] = {
     "backend": "cuda", "demoted": "vllm failed twice", "unverified": "it samples", "failures": 1,
-    "fixed": "the driver refused it", "vram_bytes": 40, "peak_bytes": 45, "residue_bytes": 5, "measured": True,
+    "fixed": "the driver refused it", "vram_bytes": 40, "residue_bytes": 5, "measured": True,
     "host_bytes": 41, "host_active_bytes": 2, "host_taken_bytes": 43, "spilled": "host memory is short",
     "started": True, "pinned": True, "waited": 7.5,
 }  # fmt: skip

@@ -256,10 +256,9 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
 
 
 def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> None:
-    """A group with a foreign process on one of its GPUs is quarantined until the process is gone. What seats use is
-    learned."""
+    """A group with a foreign process on one of its GPUs is quarantined until the process is gone."""
     for seat in node.seats.values():
-        seat.durable.peak_bytes = max(seat.durable.peak_bytes, seen.peaks.get(seat.durable.container_id, 0))
+        seat.used_bytes = seen.used.get(seat.durable.container_id, 0)
         _end_stray(node, seat, seen, now)
     before = {group.name: _foreign(node, group, now) for group in node.setup.groups}
     node.foreign = seen.processes

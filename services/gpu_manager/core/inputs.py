@@ -85,8 +85,8 @@ class ForeignProcessesSeen:
     """All foreign processes, as of one read of the GPUs' process lists."""
 
     processes: tuple[ForeignProcess, ...]
-    peaks: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """By container: the most VRAM that its processes were seen to use, over its GPUs, as if all used the fullest's."""
+    used: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """By container: the VRAM that its processes use over its GPUs, as if all used the fullest's."""
     strays: frozenset[tuple[str, str]] = frozenset()
     """(container, UUID) of processes of a seat that hold memory on a GPU that is not its group's."""
     held: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)

@@ -28,8 +28,6 @@ FIRST_STAY_SECONDS, LONGEST_STAY_SECONDS = 15.0, 600.0
 """Wall: how long a seat that could not be moved is left where it is: twice the first, at most the last."""
 REHEARSAL = "rehearsal-"
 """Begins the names of rehearsals' jobs."""
-PEAK_MARGIN = 1.05
-"""Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
 PARKED_NOWHERE = "nothing tells on which GPUs it was parked; it starts cold"
 """Why a parked seat ends: a restore without a map goes to these GPUs, which another seat may have by now."""
 
@@ -181,6 +179,8 @@ class ManagedSeat:
     """The pod was seen in deletion: once it is not listed any more, kubelet has ended its containers."""
     durable: Durable = field(default_factory=Durable)
     """What survives a restart of the manager."""
+    used_bytes: int = 0
+    """VRAM over all its GPUs in which the driver lists its processes now; 0: in none."""
     facts: Facts = field(default_factory=Facts)
     """What is known of it; ``know`` keeps it, and what follows."""
     state: SeatState = SeatState.FREE
@@ -358,17 +358,20 @@ class ManagedSeat:
         durable.residue_bytes, durable.measured = parked.residue_bytes, True
 
     @property
+    def known_bytes(self) -> int:
+        """VRAM that it takes, as its last park measured it or as declared, if that is more; 0: neither is known."""
+        return max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
+
+    @property
     def size(self) -> int:
-        """VRAM that it takes, as measured or declared; where neither is known, all memory of its GPUs."""
-        known = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
-        return known or sum(gpu.memory_bytes for gpu in self.group.gpus)
+        """VRAM that it takes; where that is not known, all memory of its GPUs."""
+        return self.known_bytes or sum(gpu.memory_bytes for gpu in self.group.gpus)
 
     def assume_residue(self) -> None:
         """Where its park was not measured it keeps as much as park evidence admits: a share of its size, or of all
         memory of its GPUs where seats share that and its size is not known."""
-        known = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
         if not self.durable.measured:
-            size = self.size if self.group.profile.packs else known
+            size = self.size if self.group.profile.packs else self.known_bytes
             self.durable.residue_bytes = round(size * (1 - FREED_SHARE))
 
     def half_seconds(self, usual: float, pace: float) -> float:
@@ -377,20 +380,11 @@ class ManagedSeat:
         return deadlines.half(self.size, len(self.group.gpus), usual, pace)
 
     def needed_bytes(self, group: Group) -> int:
-        """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.
-
-        Where seats share memory, what the pod declares counts as long as it uses no more; else the most that was seen,
-        with a margin, once it was seen for a whole visit.
-        """
-        declared, durable = self.pod.vram_bytes if self.pod else 0, self.durable
-        if group.slots == 1:
+        """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it, as for a pod that declares
+        nothing where seats share memory."""
+        if group.slots == 1 or (group.profile.packs and not (self.pod and self.pod.vram_bytes)):
             return 0
-        if not group.profile.packs:
-            return max(declared, durable.vram_bytes)
-        seen = max(durable.vram_bytes, durable.peak_bytes)
-        if declared >= seen:
-            return declared
-        return round(seen * PEAK_MARGIN) if declared or durable.vram_bytes else 0
+        return self.known_bytes
 
     def reserved_bytes(self, memory_bytes: int, on: Group | None = None, *, granted: bool = False) -> int:
         """VRAM to reserve on each GPU of its group, or of ``on``; of a holder at least what its lease reserves.

@@ -46,19 +46,17 @@ def needed_bytes(seat: ManagedSeat) -> int:
     """Host memory that the seat takes while it is parked; what a restart parks takes none.
 
     As measured at its last park, and what it has grown since then where the driver copies all of it. Else a copy of
-    the most VRAM that is known of it; of all memory of its GPUs if nothing is.
+    the VRAM that it uses or is known to take; of all memory of its GPUs if neither is known.
     """
-    durable, mine = seat.durable, account(seat)
+    mine = account(seat)
     if seat.backend == RESTART:
         return 0
     if mine.parked_bytes and mine.parked_by in ("", seat.backend):
-        grown = max(0, durable.peak_bytes - durable.vram_bytes) if seat.backend in DRIVER_BACKENDS else 0
+        grown = max(0, seat.used_bytes - seat.durable.vram_bytes) if seat.backend in DRIVER_BACKENDS else 0
         return mine.parked_bytes + grown
     if seat.backend in WITHOUT_COPY:
         return 0
-    declared = seat.pod.vram_bytes if seat.pod is not None else 0
-    vram = max(durable.vram_bytes, durable.peak_bytes, declared) or sum(gpu.memory_bytes for gpu in seat.group.gpus)
-    return round(vram * HOST_BYTES_PER_VRAM_BYTE)
+    return round((max(seat.used_bytes, seat.known_bytes) or seat.size) * HOST_BYTES_PER_VRAM_BYTE)
 
 
 def fits(node: NodeState, seat: ManagedSeat) -> bool:
