@@ -46,42 +46,42 @@ MOST_LEVELS = 1000
 
 
 @dataclass(frozen=True, slots=True)
+class SeatDemand:
+    """The requests for one seat: those of one source, or of all."""
+
+    in_flight: int = 0
+    since: tuple[tuple[ModelTime, int], ...] = ()
+    """Those that wait, oldest first: (since when, how many)."""
+    cause: str = ""
+    """Of the oldest of them; empty: none waits."""
+    waiting: int = field(init=False)
+    """How many wait."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "waiting", sum(count for _, count in self.since))
+
+    def ages(self, now: Now) -> tuple[tuple[float, int], ...]:
+        """Those that wait, oldest first: (age in model seconds, how many)."""
+        return tuple((max(0.0, now.model - since), count) for since, count in self.since)
+
+    def oldest_wait(self, now: Now) -> float:
+        """Age of the oldest one that waits, model seconds."""
+        return max(0.0, now.model - self.since[0][0]) if self.since else 0.0
+
+
+NO_DEMAND = SeatDemand()
+
+
+@dataclass(frozen=True, slots=True)
 class DemandLevel:
     """The last report of one source."""
 
     seq: int
-    waiting: int
-    in_flight: int
-    oldest_since: ModelTime | None
-    """Its oldest waiting request began to wait then."""
+    demand: SeatDemand
     expires: WallTime
-    cause: str
     poke: bool = False
-    since: tuple[tuple[ModelTime, int], ...] = ()
-    """Its waiting requests, oldest first: (since when they wait, how many); empty: not reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeatDemand:
-    """The sum of all levels that concern one seat."""
-
-    waiting: int = 0
-    in_flight: int = 0
-    oldest_since: ModelTime | None = None
-    cause: str = ""
-    since: tuple[tuple[ModelTime, int], ...] = ()
-    """Waiting requests, oldest first: (since when, how many); the counts add up to ``waiting``."""
-
-    def ages(self, now: Now) -> tuple[tuple[float, int], ...]:
-        """Waiting requests, oldest first: (age in model seconds, how many)."""
-        return tuple((max(0.0, now.model - since), count) for since, count in self.since)
-
-    def oldest_wait(self, now: Now) -> float:
-        """Age of the oldest waiting request, model seconds."""
-        return 0.0 if self.oldest_since is None else max(0.0, now.model - self.oldest_since)
-
-
-NO_DEMAND = SeatDemand()
 _Place = tuple[str, str]
 """("seat", seat) for reports about a seat, ("model", model) for reports that name no seat."""
 
@@ -101,26 +101,19 @@ class DemandLevels:
             return False
         if known is None and len(sources) >= MOST_LEVELS:
             return False
-        oldest: ModelTime | None = None
-        since: tuple[tuple[ModelTime, int], ...] = ()
-        if signal.waiting:
-            oldest = now.model + -(signal.oldest_wait_seconds or 0.0)
-            if known is not None and known.oldest_since is not None and signal.oldest_wait_seconds is None:
-                oldest = known.oldest_since
-            since = _waiting_since(signal, oldest, now)
-        expires = now.wall + signal.ttl_seconds
-        sources[signal.source, signal.tier] = DemandLevel(
-            signal.seq, signal.waiting, signal.in_flight, oldest, expires, signal.cause, since=since
-        )
-        return known is None or (known.waiting, known.in_flight) != (signal.waiting, signal.in_flight)
+        before = NO_DEMAND if known is None else known.demand
+        since = _waiting_since(signal, before, now) if signal.waiting else ()
+        demand = SeatDemand(signal.in_flight, since, signal.cause if since else "")
+        sources[signal.source, signal.tier] = DemandLevel(signal.seq, demand, now.wall + signal.ttl_seconds)
+        return known is None or (before.waiting, before.in_flight) != (signal.waiting, signal.in_flight)
 
     def poke(self, source: str, seat: str, cause: str, now: Now) -> None:
         """A router asked for a seat: one request waits there until its own signal arrives, or for a moment."""
         sources = self.places.setdefault(("seat", seat), {})
         key = (f"poke/{source}", "")
         known = sources.get(key)
-        since = now.model if known is None or known.oldest_since is None else known.oldest_since
-        sources[key] = DemandLevel(0, 1, 0, since, now.wall + POKE_SECONDS, cause, poke=True)
+        since = now.model if known is None else known.demand.since[0][0]
+        sources[key] = DemandLevel(0, SeatDemand(0, ((since, 1),), cause), now.wall + POKE_SECONDS, poke=True)
 
     def unpoke(self, seat: str) -> None:
         """The seat serves, or never will again: drop the pokes."""
@@ -148,36 +141,28 @@ class DemandLevels:
         levels = [*self.places.get(("seat", seat), {}).values()]
         if takes_unassigned:
             levels += self.places.get(("model", model), {}).values()
-        if not levels:
-            return NO_DEMAND
-        waiting = in_flight = pokes = 0
-        oldest: ModelTime | None = None
-        cause = ""
-        since: list[tuple[ModelTime, int]] = []
-        for level in levels:
-            if level.poke:
-                pokes = 1
-            else:
-                waiting += level.waiting
-                since += level.since
-            in_flight += level.in_flight
-            if level.oldest_since is not None and (oldest is None or level.oldest_since < oldest):
-                oldest, cause = level.oldest_since, level.cause
-        if pokes and not waiting and oldest is not None:
-            since = [(oldest, 1)]
-        return SeatDemand(max(waiting, pokes), in_flight, oldest, cause, tuple(sorted(since)))
+        if len(levels) <= 1:
+            return levels[0].demand if levels else NO_DEMAND
+        oldest = min(
+            (one.demand for one in levels if one.demand.since), key=lambda one: one.since[0][0], default=NO_DEMAND
+        )
+        since = sorted(waits for one in levels if not one.poke for waits in one.demand.since) or oldest.since
+        return SeatDemand(sum(one.demand.in_flight for one in levels), tuple(since), oldest.cause)
 
 
-def _waiting_since(signal: TrafficSignal, oldest: ModelTime, now: Now) -> tuple[tuple[ModelTime, int], ...]:
+def _waiting_since(signal: TrafficSignal, before: SeatDemand, now: Now) -> tuple[tuple[ModelTime, int], ...]:
     """Since when the requests of a signal wait.
 
-    (1) A sound age histogram is used as it is. (2) One request is the oldest. (3) Otherwise the other requests are
-    taken to wait half as long as the oldest.
+    (1) A sound age histogram is used as it is. (2) One request is the oldest, which may have waited ``before``.
+    (3) Otherwise the other requests are taken to wait half as long as the oldest.
     """
     ages = signal.age_histogram
     sound = all(age >= 0 and count > 0 for age, count in ages)
     if ages and sound and sum(count for _, count in ages) == signal.waiting:  # (1)
-        return tuple((now.model + -age, count) for age, count in ages)
+        return tuple(sorted((now.model + -age, count) for age, count in ages))
+    oldest = now.model + -(signal.oldest_wait_seconds or 0.0)
+    if signal.oldest_wait_seconds is None and before.since:
+        oldest = before.since[0][0]
     if signal.waiting == 1:  # (2)
         return ((oldest, 1),)
     return ((oldest, 1), (oldest + (now.model - oldest) / 2, signal.waiting - 1))  # (3)
@@ -324,18 +309,6 @@ _Key = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
-class SourceCounters:
-    """The counters in the last signal of one source."""
-
-    seq: int
-    received: ModelTime
-    incarnation: str = ""
-    arrived: int = 0
-    served: int = 0
-    served_seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class LearnedSeat:
     """Arrivals and service times of one seat, while it serves one model."""
 
@@ -349,7 +322,8 @@ class Learning:
     """All seats of a node. Times are model seconds."""
 
     seats: dict[str, LearnedSeat] = field(default_factory=dict)
-    counters: dict[_Key, SourceCounters] = field(default_factory=dict)
+    counters: dict[_Key, tuple[TrafficSignal, ModelTime]] = field(default_factory=dict)
+    """The last signal of each source, and when it was received."""
     durations: dict[str, list[float]] = field(default_factory=dict)
     """By model, backend and phase, and by backend and phase: the last wall seconds, oldest first."""
 
@@ -371,17 +345,10 @@ class Learning:
     def update(self, signal: TrafficSignal, seat: str, now: Now) -> None:
         """Take a signal in that concerns ``seat``."""
         key = (signal.source, signal.model, signal.seat or "", signal.tier)  # its counter, wherever the requests go
-        last = self.counters.get(key)
-        arrived, served, seconds = _difference(signal, last, now)
+        last, received = self.counters.get(key, (None, now.model))
+        arrived, served, seconds = _difference(signal, last, now.model - received)
         if last is None or signal.seq >= last.seq or signal.incarnation != last.incarnation:
-            self.counters[key] = SourceCounters(
-                signal.seq,
-                now.model,
-                signal.incarnation,
-                signal.arrived if signal.arrived is not None else last.arrived if last else 0,
-                signal.served or 0,
-                signal.served_seconds or 0.0,
-            )
+            self.counters[key] = signal, now.model
         learned = self.of(seat, signal.model)
         if learned is None:
             learned = self.seats[seat] = LearnedSeat(
@@ -392,12 +359,13 @@ class Learning:
         for _ in range(min(served, MOST_AT_ONCE)):
             learned.service.add(seconds / served)
         if len(self.counters) > MOST_SOURCES:
-            for old in sorted(self.counters, key=lambda each: self.counters[each].received)[: MOST_SOURCES // 4]:
+            for old in sorted(self.counters, key=lambda each: self.counters[each][1])[: MOST_SOURCES // 4]:
                 del self.counters[old]
 
 
-def _difference(signal: TrafficSignal, last: SourceCounters | None, now: Now) -> tuple[int, int, float]:
-    """(arrived, served, seconds in flight of the served ones) since the last signal of this source.
+def _difference(signal: TrafficSignal, last: TrafficSignal | None, after: float) -> tuple[int, int, float]:
+    """(arrived, served, seconds in flight of the served ones) since the last signal of this source, ``after`` so many
+    model seconds.
 
     (1) The first signal: its own window, since the start of its counting is unknown. (2) A source without counters:
     windows that overlap count for the new part only. (3) A restarted source, or a counter that fell: all that it has
@@ -406,11 +374,12 @@ def _difference(signal: TrafficSignal, last: SourceCounters | None, now: Now) ->
     if last is None:  # (1)
         return signal.arrivals, 0, 0.0
     if signal.arrived is None:  # (2)
-        new = 0.0 if signal.seq < last.seq else min(1.0, (now.model - last.received) / signal.window_seconds)
+        new = 0.0 if signal.seq < last.seq else min(1.0, after / signal.window_seconds)
         return round(signal.arrivals * new), 0, 0.0
-    fell = signal.seq > last.seq and signal.arrived < last.arrived
+    before = last.arrived or 0
+    fell = signal.seq > last.seq and signal.arrived < before
     if fell or last.incarnation != signal.incarnation:  # (3)
         return signal.arrived, signal.served or 0, signal.served_seconds or 0.0
-    served = max(0, (signal.served or 0) - last.served)  # (4)
-    seconds = max(0.0, (signal.served_seconds or 0.0) - last.served_seconds)
-    return max(0, signal.arrived - last.arrived), served, seconds
+    served = max(0, (signal.served or 0) - (last.served or 0))  # (4)
+    seconds = max(0.0, (signal.served_seconds or 0.0) - (last.served_seconds or 0.0))
+    return max(0, signal.arrived - before), served, seconds
