@@ -7,7 +7,7 @@ objects that lies behind by the changes that its watch has not delivered yet.
 
 from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 
 from tests.exploration.machine import Machine
@@ -341,25 +341,8 @@ class Kubelet:
 
     def tickets(self) -> tuple[SeatTicket, ...]:
         """What a manager that starts reads in the seat folders."""
-        found = []
-        for seat, folder in self.folders.items():
-            last = folder.ticket or folder.taken
-            if last is not None:
-                age = self.clock.wall - folder.given
-                found.append(
-                    SeatTicket(
-                        seat,
-                        last.call,
-                        last.pod_uid,
-                        last.epoch,
-                        age,
-                        last.vram_bytes,
-                        last.container,
-                        last.group,
-                        last.expires,
-                    )
-                )
-        return tuple(found)
+        last = [(folder.ticket or folder.taken, self.clock.wall - folder.given) for folder in self.folders.values()]
+        return tuple(SeatTicket(**asdict(one), age_seconds=age) for one, age in last if one is not None)
 
     def lose_folders(self) -> None:
         self.folders = {seat: Folder() for seat in self.home}

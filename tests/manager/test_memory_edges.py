@@ -112,7 +112,7 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
     given = next(effect for effect in packed.effects if isinstance(effect, StartTicket) and effect.seat == b)
     packed.truth.pop(b)
     packed.pods[b] = replace(packed.pods[b], running=False, ended="exited with code 1")
-    ticket = SeatTicket(b, given.call, given.pod_uid, given.epoch, 5.0, given.vram_bytes)
+    ticket = SeatTicket(b, given.call, given.pod_uid, given.epoch, vram_bytes=given.vram_bytes, age_seconds=5.0)
     seen, tickets = (packed.seen(a, "active"), packed.seen(b, "gone")), (*packed.used_tickets(), ticket)
     packed.next_manager(Ledger(lost=True), *seen, tickets=tickets)
     assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.STARTING)

@@ -231,7 +231,7 @@ def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World
     before = recovery.ledger(world.node, "")
     world.call(a)
     (ticket,) = world.sent(StartTicket, a)
-    read = SeatTicket(a, ticket.call, ticket.pod_uid, ticket.epoch, 5.0, ticket.vram_bytes)
+    read = SeatTicket(a, ticket.call, ticket.pod_uid, ticket.epoch, vram_bytes=ticket.vram_bytes, age_seconds=5.0)
 
     found = recovery.open_tickets(before, (read,))
     ledger = recovery.with_tickets(before, found, world.owners())
@@ -248,7 +248,7 @@ def test_the_question_of_a_start_is_above_the_epoch_of_a_ticket(world: World) ->
     """The clock of the day was set back since."""
     seat = starting(world)
     (ticket,) = world.sent(StartTicket, seat)
-    read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0)
+    read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, age_seconds=5.0)
     world.unix_offset = -3600.0
 
     assert world.question(Ledger(), tickets=(read,)).epoch > ticket.epoch
@@ -261,7 +261,10 @@ def test_the_ticket_of_a_seat_that_was_freed_is_not_open_again_after_a_restart(w
     world.delete(seat)
     world.vanish(seat)
     assert (world.state(seat), len(world.sent(StartTicket, other))) == (S.FREE, 1)
-    read = tuple(SeatTicket(t.seat, t.call, t.pod_uid, t.epoch, 5.0) for t in (ticket, *world.sent(StartTicket, other)))
+    read = tuple(
+        SeatTicket(t.seat, t.call, t.pod_uid, t.epoch, age_seconds=5.0)
+        for t in (ticket, *world.sent(StartTicket, other))
+    )
 
     assert recovery.open_tickets(recovery.ledger(world.node, ""), read) == ()
 
@@ -282,7 +285,10 @@ def test_a_start_is_not_given_up_while_kubelet_does_not_answer(world: World) -> 
 
 def test_an_old_ticket_or_one_whose_container_runs_holds_nothing(world: World, a: str) -> None:
     world.serve(a, "a")
-    young, old = SeatTicket(a, "call-1", "uid-a", 1, 10.0), SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, 271.0)
+    young, old = (
+        SeatTicket(a, "call-1", "uid-a", 1, age_seconds=10.0),
+        SeatTicket(world.seat(0, 1), "call-2", "uid-b", 2, age_seconds=271.0),
+    )
 
     assert recovery.open_tickets(Ledger(), (young, old)) == (young,)
     recovers(world, Ledger(), (young,), a, "active")
@@ -310,7 +316,7 @@ def test_a_ticket_is_open_when_the_container_that_a_stale_list_shows_is_gone(wor
     ledger = Ledger() if lost else recovery.ledger(world.node, "boot")
     exited, world.pods[seat] = world.pods[seat], before
     given = world.sent(StartTicket, seat)[-1]
-    read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, 5.0),)
+    read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, age_seconds=5.0),)
     recovers(world, ledger, recovery.open_tickets(ledger, read), seat, "gone")
     other = rival(world)
 
@@ -331,7 +337,7 @@ def test_a_ticket_that_another_pod_of_a_stale_list_did_not_take_is_open(world: W
     seat, before = restarting(world)
     world.pods[seat] = replace(before, uid="uid-before")
     given = world.sent(StartTicket, seat)[-1]
-    read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, 5.0),)
+    read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, age_seconds=5.0),)
 
     recovers(world, Ledger(), read, seat, "gone")
 
@@ -481,7 +487,7 @@ def test_what_nothing_remembers_is_ended_and_starts_cold(*, pool: bool) -> None:
     world.pod(idle, "d")
     seen = (world.seen(a, "parked", "GPU-0"), world.seen(b, "active", "GPU-0"))
 
-    kept = tuple(SeatTicket(one, "over", "uid", 0, 4000.0) for one in (other, idle))
+    kept = tuple(SeatTicket(one, "over", "uid", 0, age_seconds=4000.0) for one in (other, idle))
     all_lost(world, *seen, tickets=kept)
 
     assert (world.state(a), world.state(b), world.state(idle)) == (S.LOST, S.LOST, S.WAITING)

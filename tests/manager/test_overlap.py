@@ -432,7 +432,7 @@ def test_the_heir_of_a_ticket_that_the_ledger_forgot_is_quarantined_beside_anoth
     """The seat folder still has the ticket of a container that was parked since; its pod was deleted by force."""
     (pair,), a = node.fill("p", group=2), node.seat(0, 0)
     seen = node.seen(pair, "active", *node.managed(pair).home.uuids)
-    ticket = SeatTicket(a, "c1", "uid-a", int(node.now.unix * 1000), 100.0)
+    ticket = SeatTicket(a, "c1", "uid-a", int(node.now.unix * 1000), age_seconds=100.0)
 
     node.next_manager(Ledger(), seen, tickets=(ticket,))
     node.look(2)

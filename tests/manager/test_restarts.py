@@ -431,7 +431,7 @@ def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) ->
     old = remembered.model_copy(
         update={"epoch": given.epoch - 1, "seats": tuple(one for one in remembered.seats if one.seat != a)}
     )
-    ticket = SeatTicket(a, given.call, given.pod_uid, given.epoch, 5.0, group=given.group)
+    ticket = SeatTicket(a, given.call, given.pod_uid, given.epoch, group=given.group, age_seconds=5.0)
     restart(world, old, ticket)
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     assert (world.managed(a).durable.way, world.managed(a).durable.came_from) == ("restart", "G01")

@@ -426,7 +426,7 @@ def test_a_copy_with_an_open_ticket_keeps_its_lease_when_it_is_found(world: Worl
     """A container may come of the ticket, beside the copy of the one before."""
     (seat,) = world.fill("v", group=2)
     ledger = recovery.ledger(world.node, "").model_copy(update={"lost": True})
-    ticket = SeatTicket(seat, "call-9", world.pods[seat].uid, ledger.epoch + 1, 10.0)
+    ticket = SeatTicket(seat, "call-9", world.pods[seat].uid, ledger.epoch + 1, age_seconds=10.0)
     world.pods[seat] = replace(world.pods[seat], running=False, deleting=True)
     restarted(world, seen(world, seat, UNKNOWN), ledger=ledger, tickets=(ticket,))
     assert world.managed(seat).facts.unlocated

@@ -228,7 +228,7 @@ class World:
     def used_tickets(self) -> tuple[SeatTicket, ...]:
         """What seat folders keep of starts that are long over."""
         over = WallTime(0.0)
-        return tuple(SeatTicket(seat, "over", pod.uid, 0, 4000.0, expires=over) for seat, pod in self.pods.items())
+        return tuple(SeatTicket(seat, "over", pod.uid, 0, over, age_seconds=4000.0) for seat, pod in self.pods.items())
 
     def look(self, times: int = 1) -> list[object]:
         """The pods are read; returns what the last read brings. One that misses a pod proves nothing, two do."""

@@ -6,6 +6,7 @@ to compare or subtract instants of different clocks. The interpreter sees plain 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Self
 
 from kybernate.messages import JobReply, KillJob, ReleaseJob, SwitchJob
@@ -169,22 +170,28 @@ class JobsReported:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatTicket:
-    """The last ticket in a seat's folder, taken or not."""
+class StartTicket:
+    """Open the start gate for one waiting call: an effect. The file of the ticket has these fields."""
 
     seat: str
     call: str
     pod_uid: str
     epoch: int
-    age_seconds: float
+    expires: WallTime = WallTime(inf)  # noqa: RUF009  (a float)
+    """Nothing starts by it after that; infinity: release 843f10d5 gave it, and did not say."""
     vram_bytes: int = 0
-    """As the pod declared when it got the ticket; 0: nothing."""
+    """As its pod declares; 0: nothing."""
     container: str = ""
-    """As in StartTicket."""
+    """The id of a start inside a container that runs; empty: a container starts."""
     group: str = ""
-    """Where the start happens; empty: at the seat's home."""
-    expires: WallTime | None = None
-    """As in StartTicket; None: an older manager gave it, and did not say."""
+    """Where it starts; empty: at its seat's home."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatTicket(StartTicket):
+    """The last ticket in a seat's folder, taken or not."""
+
+    age_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,24 +252,6 @@ class Tick:
 
 
 # --- what the board returns, beside wire messages ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartTicket:
-    """Open the start gate for one waiting call. The file of the ticket has these fields."""
-
-    seat: str
-    call: str
-    pod_uid: str
-    epoch: int
-    expires: WallTime
-    """Nothing starts by it after that."""
-    vram_bytes: int = 0
-    """As its pod declares; 0: nothing."""
-    container: str = ""
-    """The id of a start inside a container that runs; empty: a container starts."""
-    group: str = ""
-    """Where it starts; empty: at its seat's home."""
 
 
 @dataclass(frozen=True, slots=True)

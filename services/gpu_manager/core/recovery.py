@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
@@ -19,7 +20,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import starts, switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket, changed
 from services.gpu_manager.core.group_switch import SwitchPhase
-from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket
+from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
@@ -358,9 +359,9 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             seat.memory_on = groups[ticket.group].group
         seat.pod_misses = 2 if pod.deleting and (seat.id, pod.uid) not in listed else 0
         lost = ledger.lost and seat.id not in folders
-        seen, end = evidence.get((seat.id, pod.uid)), None if ticket is None else ticket.expires
+        seen, end = evidence.get((seat.id, pod.uid)), WallTime(inf) if ticket is None else ticket.expires
         seen = seen if seen is not None and seen.container_id == _present(pod, entry) else None
-        _recover_seat(node, seat, Evidence(pod, entry, seen, end is None or end > now.wall, lost), now)
+        _recover_seat(node, seat, Evidence(pod, entry, seen, end > now.wall, lost), now)
         starts.recovered(seat, end, now)
     for ticket in tickets:
         seat = node.seats[ticket.seat]

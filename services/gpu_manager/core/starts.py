@@ -27,12 +27,12 @@ def opened(seat: ManagedSeat, call: StartCall, now: Now) -> WallTime:
     return gate.expires
 
 
-def recovered(seat: ManagedSeat, end: WallTime | None, now: Now) -> None:
+def recovered(seat: ManagedSeat, end: WallTime, now: Now) -> None:
     """A manager has started: what it does not know of the permission lasts from now on. ``end``: as its folder says."""
     gate = seat.gate
     gate.given, gate.answered_seconds = now.wall, 0.0
     latest = now.wall + (INSIDE_SECONDS if seat.starts_inside else KUBELET_SECONDS)
-    gate.expires = latest if end is None else min(end, latest)
+    gate.expires = min(end, latest)
 
 
 def answered(seat: ManagedSeat, gap: float, now: Now) -> None:
