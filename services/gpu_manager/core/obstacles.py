@@ -39,7 +39,7 @@ Act = Literal["run", "send", "command"]
 ticket of a start (``send``); may a command want it there (``command``)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One line of the list. The docstring of ``holds`` says when it holds."""
 
@@ -106,7 +106,7 @@ class Ask:
         return view.room(self.node, self.seat, without=self.without, on=self.group)
 
     @cached_property
-    def stuck(self) -> dict[int, ManagedSeat]:
+    def stuck(self) -> dict[Row, ManagedSeat]:
         """Holders that cannot leave now, the first of each row; empty where the seat fits beside all of them.
 
         A command counts every pinned seat of the group, parked or not: it will want its place back.
@@ -116,30 +116,31 @@ class Ask:
         if self.act == "command":
             holders += [one for one in node.seats_on(group) if one.pinned and not one.lease]
         others = [one for one in holders if one is not self.of and one is not self.without]
-        found = [(nr, one) for one in others if (nr := self.keeps(one))]
+        found = [(row, one) for one in others if (row := self.keeps(one)) is not None]
         if not self._lacks_room(found):
             return {}
-        if not self._lacks_room(stops := [(nr, one) for nr, one in found if nr < 200]):
+        if not self._lacks_room(stops := [(row, one) for row, one in found if row.kind == "stop"]):
             found = [one for one in found if one not in stops]
         return dict(reversed(found))
 
-    def _lacks_room(self, found: list[tuple[int, ManagedSeat]]) -> bool:
+    def _lacks_room(self, found: list[tuple[Row, ManagedSeat]]) -> bool:
         """True when the seat does not fit beside these holders alone."""
-        node, group, own = self.node, self.group, [one for _, one in found if one.group.name == self.group.name]
-        if not found or (len(own) == len(found) and len(own) < group.slots):
-            return bool(found) and not view.fit_together(node, group, [*own, self.seat])
-        return True
+        holders, group = [one for _, one in found], self.group
+        if len(holders) >= group.slots or any(one.group.name != group.name for one in holders):
+            return True
+        return bool(holders) and not view.fit_together(self.node, group, [*holders, self.seat])
 
-    def keeps(self, holder: ManagedSeat) -> int:
-        """The number of the row by which a holder does not leave; 0: it could."""
+    def keeps(self, holder: ManagedSeat) -> Row | None:
+        """The row by which a holder does not leave; None: it could."""
+        command = self.act == "command"
         if holder.state in (S.RELEASING, S.LOST):
-            return 0 if self.act == "command" else 330
+            return None if command else UNPROVEN
         if holder.state is S.QUARANTINED or holder.pinned:
-            return 140 if holder.state is S.QUARANTINED else 170
-        if self.act == "command" or holder.state is S.STARTING:
-            return 0 if self.act == "command" else 340
+            return QUARANTINED if holder.state is S.QUARANTINED else PINNED
+        if command or holder.state is S.STARTING:
+            return None if command else STARTING
         other = holder.group.name != self.group.name and holder.backoff.park.active(self.now)
-        return 350 if other or holder.id in view.spared(view.holders(self.node, self.group), self.now) else 0
+        return UNPARKED if other or holder.id in view.spared(view.holders(self.node, self.group), self.now) else None
 
 
 ROWS: list[Row] = []
@@ -199,7 +200,7 @@ def QUARANTINED(ask: Ask) -> Stage | None:
     """It is quarantined (data ``conflict``), or a holder that leaves it no room is (data ``seat``)."""
     if ask.seat.state is S.QUARANTINED:
         return Stage("quarantined", ask.seat.reason, {"conflict": ask.seat.facts.conflict})
-    if (holder := ask.stuck.get(140)) is None:
+    if (holder := ask.stuck.get(QUARANTINED)) is None:
         return None
     text = f"{holder.name} holds group {holder.group.name} and is quarantined: {holder.reason}"
     return Stage("quarantined", text, {"seat": holder.id})
@@ -227,7 +228,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
 @row(170, "pinned-neighbour", "holder", "operator", code="pinned", retry=30.0)
 def PINNED(ask: Ask) -> Stage | None:
     """Pinned holders leave the seat no slot, GPU or VRAM. Data: ``seats``."""
-    if 170 not in ask.stuck:
+    if PINNED not in ask.stuck:
         return None
     node, group = ask.node, ask.group
     seats = {one.id: one for one in (*node.seats_on(group), *view.overlapping(node, group)) if one.pinned}
@@ -413,7 +414,7 @@ def MOVING(ask: Ask) -> Stage | None:
 def UNPROVEN(ask: Ask) -> Stage | None:
     """A deleted or lost holder: its processes are not proven gone, or its ticket is open. Data: ``seat``,
     ``processes_gone``."""
-    holder = ask.seat if ask.seat.state in (S.RELEASING, S.LOST) else ask.stuck.get(330)
+    holder = ask.seat if ask.seat.state in (S.RELEASING, S.LOST) else ask.stuck.get(UNPROVEN)
     return None if holder is None else phases.unproven(ask.node, holder, ask.now)
 
 
@@ -421,7 +422,7 @@ def UNPROVEN(ask: Ask) -> Stage | None:
 def STARTING(ask: Ask) -> Stage | None:
     """The engine of a holder starts (stage ``rehearsing``: is parked and activated once). Data: ``seat``."""
     if ask.seat.state is not S.STARTING:
-        holder = ask.stuck.get(340)
+        holder = ask.stuck.get(STARTING)
         return None if holder is None else phases.starts(ask.node, holder, ask.now)
     no_ticket = first(obstacles(ask.node, ask.seat, ask.group, ask.now, act="send"))
     return phases.starts(ask.node, ask.seat, ask.now, no_ticket.text if no_ticket is not None else "")
@@ -430,7 +431,7 @@ def STARTING(ask: Ask) -> Stage | None:
 @row(350, "backoff", "holder", "-", "60 s at most", turn=True)
 def UNPARKED(ask: Ask) -> Stage | None:
     """The park of a holder failed, and another holder can leave, or it is in the way of a larger group."""
-    if (holder := ask.stuck.get(350)) is None:
+    if (holder := ask.stuck.get(UNPARKED)) is None:
         return None
     text = f"{holder.name} of group {holder.group.name} could not be parked"
     return phases.backs_off("park", holder.id, holder.backoff.park, text, ask.now)
@@ -524,8 +525,7 @@ def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle
 
 def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row | None:
     """The row by which a holder of other GPUs keeps this group from having them; None: it can leave."""
-    nr = Ask(node, group, now).keeps(holder)
-    return next((row for row in ROWS if row.nr == nr), None)
+    return Ask(node, group, now).keeps(holder)
 
 
 def first(found: Iterable[Obstacle]) -> Obstacle | None:
