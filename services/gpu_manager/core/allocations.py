@@ -4,19 +4,11 @@ from collections.abc import Collection
 
 from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, container_of
-from kybernate.topology import Group
 from services.gpu_manager.core import arbiter, decisions, resting, starts, switch, view
 from services.gpu_manager.core.facts import Process, Promise, Residence, Ticket, Trigger
-from services.gpu_manager.core.inputs import (
-    ForeignProcessesSeen,
-    JobsReported,
-    Now,
-    StartCall,
-    UnixTime,
-    WallTime,
-)
+from services.gpu_manager.core.inputs import ForeignProcessesSeen, JobsReported, Now, StartCall, UnixTime, WallTime
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, ManagedSeat
-from services.gpu_manager.core.obstacles import FOREIGN, first, obstacles, of_group
+from services.gpu_manager.core.obstacles import FOREIGN, Ask, first, obstacles
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState, Rider
 
@@ -260,33 +252,30 @@ def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> N
     for seat in node.seats.values():
         seat.used_bytes = seen.used.get(seat.durable.container_id, 0)
         _end_stray(node, seat, seen, now)
-    before = {group.name: _foreign(node, group, now) for group in node.setup.groups}
+    asks = [Ask(node, group, now) for group in node.setup.groups]
+    before = [FOREIGN.holds(ask) is not None for ask in asks]
     node.foreign = seen.processes
-    for group in node.setup.groups:
-        text = _foreign(node, group, now)
-        if bool(text) != bool(before[group.name]):
-            decisions.decided(node, group, "block", text or "no foreign process uses its GPUs any more", now)
+    for ask, blocked in zip(asks, before, strict=True):
+        found = FOREIGN.holds(ask)
+        if (found is not None) != blocked:
+            text = "no foreign process uses its GPUs any more" if found is None else found.text
+            decisions.decided(node, ask.group, "block", text, now)
     if node.recovered:
         resting.look(node, seen, now)
 
 
 def _end_stray(node: NodeState, seat: ManagedSeat, seen: ForeignProcessesSeen, now: Now) -> None:
     """A seat whose processes hold memory on another group's GPU is ended: no engine may be where no one expects it."""
-    place = view.places(node).get(seat.durable.container_id) if seen.strays else None
-    known = {gpu.uuid: gpu for group in node.setup.groups for gpu in group.gpus}
-    astray = [
-        gpu for one, gpu in sorted(seen.strays) if place and one == seat.durable.container_id and gpu not in place
-    ]
+    container = seat.durable.container_id
+    place = view.places(node).get(container) if seen.strays else None
+    astray = sorted(gpu for one, gpu in seen.strays if place and one == container and gpu not in place)
     if astray:
-        on = " and ".join(f"GPU {known[gpu].index}" if gpu in known else gpu for gpu in astray)
+        known = {gpu.uuid: f"GPU {gpu.index}" for group in node.setup.groups for gpu in group.gpus}
+        on = " and ".join(known.get(gpu, gpu) for gpu in astray)
         why = f"its processes hold memory on {on}, which group {seat.group.name} does not have; it is ended: remove "
         why += "CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES from its pod and its image"
         seat.failed(why, now)
         node.transition(seat, T.UNRECOVERABLE, now, reason=why)
-
-
-def _foreign(node: NodeState, group: Group, now: Now) -> str:
-    return next((one.text for one in of_group(node, group, now) if one.row is FOREIGN), "")
 
 
 def on_jobs_report(node: NodeState, report: JobsReported, now: Now) -> None:
