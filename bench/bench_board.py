@@ -27,6 +27,7 @@ from services.gpu_manager.core.inputs import (
     Now,
     PodsSeen,
     Recovered,
+    RecoveryBegun,
 )
 from services.gpu_manager.core.recovery import ledger
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
@@ -77,7 +78,8 @@ class _Node:
             for pod in pods.values()
         )
         owners = Owners(tuple(pods.values()), frozenset(pod.uid for pod in pods.values()))
-        self.receive(Recovered(owners, ledger(self.board.node, ""), JobReply(accepted=True, seats=seen)))
+        begun = RecoveryBegun(owners, ledger(self.board.node, ""))
+        self.receive(Recovered(begun, JobReply(accepted=True, seats=seen)))
         self.receive(Presence(cause="p", component="router", instance="r", incarnation="a"))
         self.wall += 5
         self.receive(Presence(cause="p", component="router", instance="r", incarnation="a"))

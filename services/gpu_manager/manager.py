@@ -449,7 +449,8 @@ class Manager:
                 began = self.clock.wall()
                 tickets = self.gate.tickets(self.node.seats)
                 published = await self.roster.published()
-                effects = self.board.handle(RecoveryBegun(owners, ledger, published, tickets, seen), self.now())
+                begun = RecoveryBegun(owners, ledger, published, tickets, seen)
+                effects = self.board.handle(begun, self.now())
                 question = next(effect for effect in effects if isinstance(effect, AskJobs))
                 reply = await self.node_bus.request(question, JobReply, timeout=timeout)
                 if reply.accepted:
@@ -463,8 +464,7 @@ class Manager:
                 await asyncio.sleep(0.25)
         self.board.handle(FaultyGpusSeen(self.gate.faulty_gpus({})), self.now())
         await self._read_gpus({pod.container_id or "" for pod in owners.pods}, ledger)
-        recovered = Recovered(owners, ledger, reply, tickets, published)
-        await self._carry_out(self.board.handle(recovered, self.now()), None, group)
+        await self._carry_out(self.board.handle(Recovered(begun, reply), self.now()), None, group)
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.node.epoch)
 

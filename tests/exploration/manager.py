@@ -28,6 +28,8 @@ from tests.exploration.product import (
     Paused,
     PodsSeen,
     ProcessState,
+    Recovered,
+    RecoveryBegun,
     ReleaseJob,
     RouterAskedOverHttp,
     SeatEvent,
@@ -60,7 +62,7 @@ class Question:
 
     job: object
     sent: float
-    known: product.RecoveryKnown | None = None
+    known: RecoveryBegun | None = None
     """What was read at the start, if this is the question of the start."""
 
 
@@ -243,7 +245,7 @@ class Manager:
 
     # --- what it asks and reads -----------------------------------------------------------------------------------
 
-    def ask(self, job: object, known: product.RecoveryKnown | None = None) -> None:
+    def ask(self, job: object, known: RecoveryBegun | None = None) -> None:
         self.asked += 1
         self.questions[self.asked] = Question(job, self.clock.wall, known)
         self.bus.send(self.name, "checkpointer", Request(self.asked, self.number, job), self.clock.wall)
@@ -271,7 +273,7 @@ class Manager:
             self.recover(reply.highest_epoch if reply is not None else 0)
         else:
             self.look_first(question.known)
-            effects = self.board.handle(product.recovered(question.known, reply), self.now)
+            effects = self.board.handle(Recovered(question.known, reply), self.now)
             self._carry_out(list(effects), "")
             self.dirty.update(dict.fromkeys(self.board.node.seats))
 
@@ -283,7 +285,7 @@ class Manager:
         self.kubelet.watch_opened()
         rows = [row.record for row in self.bus.rows.values() if row.record is not None] if self._reachable else []
         known = product.read_for_recovery(self.ledger, self.kubelet.owners(), self.kubelet.tickets(), rows, seen)
-        effects = self.board.handle(product.recovery_begun(known), self.now)
+        effects = self.board.handle(known, self.now)
         self.ask(next(effect for effect in effects if isinstance(effect, AskJobs)), known)
 
     def ask_regularly(self) -> bool:
@@ -312,7 +314,7 @@ class Manager:
             self.receive(self.foreign)
         return self.foreign != before
 
-    def look_first(self, known: product.RecoveryKnown) -> None:
+    def look_first(self, known: RecoveryBegun) -> None:
         """Before its first decision one read counts."""
         self._read_gpus(product.containers_at_start(known), 1)
         self.board.handle(self.foreign, self.now)

@@ -84,9 +84,10 @@ __all__ = [
     "Command", "CommandReply", "DrainAck", "DrainAnnounced", "DrainNode", "End", "EngineProbe", "EngineSeen",
     "ForeignProcessesSeen", "Group", "InvariantBroken", "JobGoal", "JobProgress", "JobReply", "JobStatus", "KillJob",
     "Ledger", "MigrateSeat", "Now", "Owners", "ParkSeat", "Paused", "PinSeat", "PodsSeen", "Policy", "Presence",
-    "Procedure", "ProcessState", "ReleaseJob", "ResumeNode", "RouterAskedOverHttp", "SeatEvent", "SeatPod",
-    "SeatProgress", "SeatRecord", "SeatState", "SeatTarget", "SeatTicket", "StartCall", "StartCalls", "StartTicket",
-    "Step", "StepTrouble", "SwitchJob", "Tick", "Traffic", "TrafficSignal", "UnpinSeat", "Verb", "routing",
+    "Procedure", "ProcessState", "Recovered", "RecoveryBegun", "ReleaseJob", "ResumeNode", "RouterAskedOverHttp",
+    "SeatEvent", "SeatPod", "SeatProgress", "SeatRecord", "SeatState", "SeatTarget", "SeatTicket", "StartCall",
+    "StartCalls", "StartTicket", "Step", "StepTrouble", "SwitchJob", "Tick", "Traffic", "TrafficSignal", "UnpinSeat",
+    "Verb", "routing",
 ]  # fmt: skip
 
 GIB = 2**30
@@ -203,7 +204,7 @@ def containers_of(board: Board) -> set[str]:
     return {container_of(seat.durable.container_id) for seat in board.node.seats.values()}
 
 
-def containers_at_start(known: "RecoveryKnown") -> set[str]:
+def containers_at_start(known: RecoveryBegun) -> set[str]:
     """The same before its first decision."""
     return {pod.container_id or "" for pod in known.owners.pods} | {
         container_of(entry.durable.container_id) for entry in known.ledger.seats
@@ -217,32 +218,12 @@ def foreign_processes(using: Iterable[tuple[str, str]]) -> ForeignProcessesSeen:
     )
 
 
-@dataclass
-class RecoveryKnown:
-    """What a starting manager has read before it asks the checkpointer."""
-
-    owners: Owners
-    ledger: Ledger
-    tickets: tuple[SeatTicket, ...]
-    published: Published
-    seen: int
-    """Of the checkpointer that refused the question before."""
-
-
 def read_for_recovery(
     ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...], rows: Iterable[SeatRecord], seen: int
-) -> RecoveryKnown:
+) -> RecoveryBegun:
     found = tuple(rows)
     published = Published(max((row.epoch for row in found), default=0), max((row.seq for row in found), default=0))
-    return RecoveryKnown(owners, ledger, tickets, published, seen)
-
-
-def recovery_begun(known: RecoveryKnown) -> RecoveryBegun:
-    return RecoveryBegun(known.owners, known.ledger, known.published, known.tickets, known.seen)
-
-
-def recovered(known: RecoveryKnown, reply: JobReply) -> Recovered:
-    return Recovered(known.owners, known.ledger, reply, known.tickets, known.published)
+    return RecoveryBegun(owners, ledger, published, tickets, seen)
 
 
 def answered(job: object, reply: JobReply | None, sent: float) -> object:

@@ -8,7 +8,7 @@ from kybernate.engines import next_backend
 from kybernate.messages import JobReply, JobStatus, SeatActivated, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
-from services.gpu_manager.core.inputs import JobAnswered, JobsReported, Recovered, WallTime
+from services.gpu_manager.core.inputs import JobAnswered, JobsReported, Recovered, RecoveryBegun, WallTime
 from services.gpu_manager.core.obstacles import of_group
 from services.gpu_manager.core.riders.rehearsal import Rehearsals, halves
 from services.gpu_manager.ledger import Ledger
@@ -313,12 +313,12 @@ def test_a_failed_park_counts_also_where_it_ended_while_no_manager_ran(world: Wo
     for _ in range(2):
         assert world.question(ledger).ops == (job.op,)
         reply = JobReply(accepted=True, jobs=(report,), seats=(*report.park, other))
-        world.receive(Recovered(world.owners(), ledger, reply))
+        world.receive(Recovered(RecoveryBegun(world.owners(), ledger), reply))
         assert world.state(seat) is S.ACTIVE
         assert halves(world.managed(seat)).failures == 1, "once: the ledger has not seen it end"
     ledger = recovery.ledger(world.node, "boot")
     assert world.question(ledger).ops == (), "the ledger has seen it end"
-    world.receive(Recovered(world.owners(), ledger, reply))
+    world.receive(Recovered(RecoveryBegun(world.owners(), ledger), reply))
     assert halves(world.managed(seat)).failures == 1
 
 
@@ -338,7 +338,7 @@ def test_what_a_park_has_left_is_known_also_where_it_ended_while_no_manager_ran(
     reply = JobReply(accepted=True, jobs=(report.model_copy(update={"activate": back}),), seats=(*report.park, back))
     for ledger in ledgers:
         world.question(ledger)
-        world.receive(Recovered(world.owners(), ledger, reply))
+        world.receive(Recovered(RecoveryBegun(world.owners(), ledger), reply))
         assert world.state(seat) is S.PARKED
         durable = world.managed(seat).durable
         assert (durable.vram_bytes, durable.residue_bytes, durable.measured) == (48, 3, True)

@@ -22,6 +22,7 @@ from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     JobsReported,
     Recovered,
+    RecoveryBegun,
     SeatTicket,
     StartCalls,
     StartTicket,
@@ -55,7 +56,8 @@ def recovers(world: World, ledger: Ledger, found: tuple[SeatTicket, ...], seat: 
     seen = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome=outcome, keeper=False)
     (asked,) = world.question(ledger, tickets=found).targets
     assert (asked.pod_uid, asked.container_id) == (seen.pod_uid, seen.container_id)
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,)), found))
+    begun = RecoveryBegun(world.owners(), ledger, tickets=found)
+    world.receive(Recovered(begun, JobReply(accepted=True, seats=(seen,))))
 
 
 def calls_for_long(world: World, seat: str) -> None:

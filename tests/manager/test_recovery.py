@@ -24,6 +24,7 @@ from services.gpu_manager.core.inputs import (
     JobsReported,
     Published,
     Recovered,
+    RecoveryBegun,
     StartCalls,
     StartTicket,
 )
@@ -57,7 +58,8 @@ def restart(
         keeper = target.seat in world.pods and world.pods[target.seat].restarts_inside
         seen.append(SeatProgress(**asked, **found, keeper=keeper))  # type: ignore[arg-type]
     reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
-    world.receive(Recovered(world.owners(), kept, reply, world.used_tickets() if kept.lost else ()))
+    begun = RecoveryBegun(world.owners(), kept, tickets=world.used_tickets() if kept.lost else ())
+    world.receive(Recovered(begun, reply))
 
 
 def test_seats_of_present_pods_stay_while_kubelet_that_starts_lists_no_devices(
@@ -282,7 +284,8 @@ def test_after_a_start_operations_are_above_what_the_checkpointer_has_seen(world
     world.board = world.new_board()
     world.receive(BusChanged(True))
 
-    world.receive(Recovered(world.owners(), kept, JobReply(accepted=True, highest_epoch=highest, seats=seen)))
+    reply = JobReply(accepted=True, highest_epoch=highest, seats=seen)
+    world.receive(Recovered(RecoveryBegun(world.owners(), kept), reply))
     world.tick(5)
     world.traffic(a, waiting=1)
 
@@ -298,7 +301,7 @@ def test_after_a_start_that_took_long_nothing_is_evicted_before_the_routers_are_
     world.receive(BusChanged(True))
     world.tick(10)  # until the checkpointer answers; no message of a router was taken in
 
-    world.receive(Recovered(world.owners(), kept, JobReply(accepted=True, seats=seen)))
+    world.receive(Recovered(RecoveryBegun(world.owners(), kept), JobReply(accepted=True, seats=seen)))
     world.traffic(a, waiting=1)
     world.tick(2.9)
     assert world.state(b) is S.ACTIVE
@@ -317,7 +320,7 @@ def test_what_was_published_before_the_ledger_and_the_clock_were_lost_has_lower_
     world.effects.clear()
 
     question = world.question(older, published=published)
-    world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
+    world.receive(Recovered(RecoveryBegun(world.owners(), older, published), JobReply(accepted=True)))
 
     assert question.epoch > published.epoch
     for seat in (a, b):
@@ -332,7 +335,7 @@ def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: Worl
     world.effects.clear()
 
     world.question(older, published=published)
-    world.receive(Recovered(world.owners(), older, JobReply(accepted=True), published=published))
+    world.receive(Recovered(RecoveryBegun(world.owners(), older, published), JobReply(accepted=True)))
 
     assert [event.state for event in world.events(a)] == [S.ACTIVE]
     assert world.managed(a).epoch > published.epoch

@@ -193,7 +193,8 @@ class World:
     def boot(self) -> None:
         """A fresh node: bus up, nothing known, one router."""
         self.receive(BusChanged(True))
-        self.receive(Recovered(Owners(), recovery.ledger(self.new_board().node, ""), JobReply(accepted=True)))
+        begun = RecoveryBegun(Owners(), recovery.ledger(self.new_board().node, ""))
+        self.receive(Recovered(begun, JobReply(accepted=True)))
         self.router("router-0")
         self.tick(5.0)
 
@@ -515,7 +516,8 @@ class World:
         kept = recovery.ledger(self.node, "boot") if ledger is None else ledger
         self.board = self.new_board()
         self.receive(BusChanged(True))
-        self.receive(Recovered(self.owners(), kept, JobReply(accepted=True, jobs=jobs, seats=seen), tickets))
+        begun = RecoveryBegun(self.owners(), kept, tickets=tickets)
+        self.receive(Recovered(begun, JobReply(accepted=True, jobs=jobs, seats=seen)))
 
 
 def status(

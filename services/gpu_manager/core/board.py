@@ -88,8 +88,8 @@ class Board:
                 node.routers.pause(now)
             case RecoveryBegun():
                 recovery.ask(node, message, now)
-            case Recovered():
-                recovery.recover(node, message, now)
+            case Recovered(begun=begun, reply=reply):
+                recovery.recover(node, begun, reply, now)
             case Presence() | Tick():
                 pass
             case _:

@@ -218,15 +218,10 @@ class RecoveryBegun:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """All that a manager knows after its start: pods, the ledger, the checkpointer's evidence."""
+    """The checkpointer has answered: the manager knows all that it can know after its start."""
 
-    owners: Owners
-    ledger: Ledger
+    begun: RecoveryBegun
     reply: JobReply
-    tickets: tuple[SeatTicket, ...] = ()
-    """As in RecoveryBegun."""
-    published: Published = Published()
-    """As in RecoveryBegun."""
 
 
 @dataclass(frozen=True, slots=True)

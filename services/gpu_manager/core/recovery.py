@@ -20,7 +20,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import starts, switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket, changed
 from services.gpu_manager.core.group_switch import SwitchPhase
-from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
+from services.gpu_manager.core.inputs import Now, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
@@ -300,11 +300,11 @@ def evidence_by_seat(reply: JobReply) -> dict[tuple[str, str], SeatProgress]:
 
 
 def _unused(
-    known: Recovered, evidence: dict[tuple[str, str], SeatProgress], tickets: tuple[SeatTicket, ...]
+    owners: Owners, evidence: dict[tuple[str, str], SeatProgress], tickets: tuple[SeatTicket, ...]
 ) -> tuple[SeatTicket, ...]:
     """Open tickets without those that a container has used: the pods show one, and the driver does not find it
     gone (then it may be the one before, and the list stale)."""
-    running = {pod.seat: pod.uid for pod in known.owners.pods if pod.running}
+    running = {pod.seat: pod.uid for pod in owners.pods if pod.running}
     gone = {key for key, seen in evidence.items() if seen.outcome == "gone"}
     return tuple(one for one in tickets if one.seat not in running or (one.seat, running[one.seat]) in gone)
 
@@ -330,8 +330,8 @@ def with_tickets(
     return ledger.model_copy(update={"seats": tuple(entries.values()), "epoch": epoch})
 
 
-def recover(node: NodeState, known: Recovered, now: Now) -> None:
-    """Fill the state; from then on the board decides.
+def recover(node: NodeState, known: RecoveryBegun, reply: JobReply, now: Now) -> None:
+    """Fill the state, by what was ``known`` before the checkpointer was asked, and its answer; then the board decides.
 
     (1) What the ledger remembers, with the tickets that are younger. Without its last record a seat may have moved
     since. (2) The facts of each owned seat. (3) Unfinished jobs, as on every day; of two about one seat the later
@@ -339,11 +339,11 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     (5) Holds that contradict each other: after (3), since both seats of a switch seem to live while it is under way.
     (6) What is not as the ledger has it is published once.
     """
-    evidence = evidence_by_seat(known.reply)
-    tickets = _unused(known, evidence, open_tickets(known.ledger, known.tickets))
+    evidence = evidence_by_seat(reply)
+    tickets = _unused(known.owners, evidence, open_tickets(known.ledger, known.tickets))
     ledger = with_tickets(known.ledger, tickets, known.owners, node.setup.groups)  # (1)
     published = _above(ledger.epoch, known.published.epoch, _ROWS_LATE)
-    node.epoch = max(node.epoch, ledger.epoch, known.reply.highest_epoch, published)
+    node.epoch = max(node.epoch, ledger.epoch, reply.highest_epoch, published)
     node.seq = max(node.seq, ledger.seq, _above(ledger.seq, known.published.seq, 1000 * _ROWS_LATE))
     node.move_seconds = ledger.move_seconds
     operations.restore(node, ledger)
@@ -368,7 +368,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
         seat.entered_wall = now.wall + -ticket.age_seconds
         away = seat.group is not seat.home
         seat.durable.way, seat.durable.came_from = ("restart", seat.home.name) if away else ("", "")
-    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # (3)
+    for status in sorted(reply.jobs, key=lambda status: status.epoch):  # (3)
         if not status.done and not status.op.startswith(REHEARSAL):
             _adopt(node, status, entries, now)
         elif not status.done:
@@ -381,9 +381,9 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             seat.assume_residue()
         for rider in node.riders[Rider.found]:
             rider.found(node, seat, now, remembered=seat.id in entries)
-    serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
+    serving = {seat.seat for seat in reply.seats if seat.outcome == "active" and seat.gpus}
     behind = ledger.lost or tickets or published
-    _settle_conflicts(node, serving, set() if behind else _granted(node, entries, known.reply))  # (5)
+    _settle_conflicts(node, serving, set() if behind else _granted(node, entries, reply))  # (5)
     _publish(node, entries, now, behind=published > 0)  # (6)
     node.routers.remember((*ledger.routers.items(), *ledger.more_routers), now)
     node.routers.unsettle(now)
