@@ -16,16 +16,7 @@ from services.gpu_manager.core import switch as switches
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
 from services.gpu_manager.core.inputs import Now, StartTicket
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.obstacles import (
-    STARTING,
-    SWITCH,
-    first,
-    kept_by,
-    leaving,
-    obstacles,
-    of_group,
-    unready,
-)
+from services.gpu_manager.core.obstacles import STARTING, SWITCH, Ask, first, leaving, obstacles, of_group, unready
 from services.gpu_manager.core.pool import full_view, group_view
 from services.gpu_manager.core.state import GpuClaim, NodeState, Rider
 
@@ -200,7 +191,7 @@ def _claim(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
     """
     state = node.groups[group.name]
     for seat in others:  # (1)
-        row = kept_by(node, seat, group, now)
+        row = Ask(node, group, now).keeps(seat)
         if row is not None and row is not STARTING:
             node.claims.pop(group.name, None)
             state.why = f"its GPUs are held by {seat.name} of group {seat.group.name}: {row.stage}"

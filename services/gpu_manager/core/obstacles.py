@@ -523,11 +523,6 @@ def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle
     return _of((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now))
 
 
-def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row | None:
-    """The row by which a holder of other GPUs keeps this group from having them; None: it can leave."""
-    return Ask(node, group, now).keeps(holder)
-
-
 def first(found: Iterable[Obstacle]) -> Obstacle | None:
     """The first of them."""
     return next(iter(found), None)
