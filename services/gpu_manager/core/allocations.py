@@ -310,30 +310,30 @@ def on_ending_answer(node: NodeState, job: ReleaseJob | KillJob, reply: JobReply
 
 
 def _on_processes(node: NodeState, reply: JobReply, asked_at: WallTime, now: Now) -> None:
-    """The checkpointer read processes: some are gone, some quarantined seats are what they should be again."""
+    """The checkpointer read processes: some are gone, some quarantined seats are what they should be again. What it has
+    read of a pod or container before tells nothing."""
     for progress in reply.seats:
-        seat = node.seats.get(progress.seat)
-        if seat is None or seat.pod is None or seat.pod.uid != progress.pod_uid:
+        seat, gone = node.seats.get(progress.seat), progress.outcome == "gone"
+        if seat is None or not switch.about(seat, progress):
             continue
-        same = progress.container_id == seat.target().container_id
-        if same and progress.outcome == "gone" and not starts.shows_none(seat, progress, asked_at):
+        if gone and not starts.shows_none(seat, progress, asked_at):
             continue
-        if same and progress.outcome in ("active", "parked", "lost"):
+        if progress.outcome in ("active", "parked", "lost"):
             starts.used(seat)
-        if same and seat.facts.unlocated:
+        if seat.facts.unlocated:
             _locate(node, seat, progress, now)
-        if seat.state is S.LOST and seat.facts.waits and same and progress.outcome != "gone":
+        if seat.state is S.LOST and seat.facts.waits and not gone:
             _end_late(node, seat, seat.durable.container_id, seat.durable.restarts)
-        elif same and seat.starts_inside:
+        elif seat.starts_inside:
             _on_start_inside(node, seat, progress, asked_at, now)
         elif seat.state in (S.RELEASING, S.LOST):
-            if same and progress.outcome == "gone":  # not the late end of a container before
+            if gone:
                 seat.learn(process=Process.NONE, residence=Residence.NOWHERE)
-            if seat.state is S.RELEASING and progress.outcome == "parked":
+            elif seat.state is S.RELEASING and progress.outcome == "parked":
                 node.end_processes(seat, by=ReleaseJob)  # one that died right after it took the first has forgotten it
-        elif progress.outcome == "gone" and same and (seat.facts.alive or seat.state is S.QUARANTINED):
+        elif gone and (seat.facts.alive or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
-        elif seat.state is S.STARTING and same and seat.facts.alive:
+        elif seat.state is S.STARTING and seat.facts.alive:
             _on_late_start(node, seat, progress, now)
         elif seat.state is S.QUARANTINED and progress.outcome in _clears(node, seat):
             _clear_quarantine(node, seat, progress, now)
