@@ -349,13 +349,21 @@ def PAUSE(ask: Ask) -> Stage | None:
 @row(280, "barrier", "group", "policy", "the claim ends", turn=True)
 def BARRIER(ask: Ask) -> Stage | None:
     """Its GPUs are cleared for a seat of another group that goes first. Data: ``group``, ``seat``."""
-    claimant = claimed_for(ask.node, ask.group, ask.now) if ask.node.claims else None
-    if claimant is None:
+    node, name = ask.node, ask.group.name
+    others = node.groups[name].neighbours if node.claims else ()
+    claims = [node.claims[other.name] for other in others if other.name in node.claims]
+    if not claims:
         return None
-    seat = ask.node.seats[claimant]
-    larger = seat.group.name
-    text = f"the GPUs of group {ask.group.name} are being cleared for {seat.name} of group {larger}"
-    return Stage("barrier", text, {"group": larger, "seat": claimant})
+    # The longer wait goes first. Else claims of small groups that follow each other, here and there, would leave no
+    # moment for a group that needs all of their GPUs, and the other way round. Two claims never wait for each other.
+    own = turn(node, ask.group, ask.now)
+    own = own if name in node.claims else (*own[:2], _LAST_NAME)
+    seats = (node.seats[claim.seat] for claim in claims)
+    seat = next((one for one in seats if view.seat_view(node, one, ask.now).turn <= own), None)
+    if seat is None:
+        return None
+    text = f"the GPUs of group {name} are being cleared for {seat.name} of group {seat.group.name}"
+    return Stage("barrier", text, {"group": seat.group.name, "seat": seat.id})
 
 
 @row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0, turn=True)
@@ -580,21 +588,6 @@ def turn(node: NodeState, group: Group, now: Now) -> tuple[float, float, str]:
     ]
     turns = sorted(one.turn for one in seen if one.wait_seconds is not None)
     return next((one for one in turns if unready(node, node.seats[one[2]], group, now) is None), _NO_TURN)
-
-
-def claimed_for(node: NodeState, group: Group, now: Now) -> str | None:
-    """The seat of another group for which GPUs of this one are being cleared, unless this group goes before it.
-
-    The group whose seat has waited longer goes first. Otherwise claims of small groups that follow each other, here and
-    there, would leave no moment for a group that needs all of their GPUs, and the other way round.
-    """
-    names = [other.name for other in node.groups[group.name].neighbours if other.name in node.claims]
-    if not names:
-        return None
-    own = turn(node, group, now)
-    own = own if group.name in node.claims else (*own[:2], _LAST_NAME)  # equals wait for a claim; two claims never do
-    claims = [node.seats[node.claims[name].seat] for name in names]
-    return next((seat.id for seat in claims if view.seat_view(node, seat, now).turn <= own), None)
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
