@@ -25,7 +25,6 @@ from services.gpu_manager.core.inputs import (
     EngineSeen,
     JobAnswered,
     Now,
-    PodsSeen,
     Recovered,
     RecoveryBegun,
 )
@@ -83,7 +82,7 @@ class _Node:
         self.receive(Presence(cause="p", component="router", instance="r", incarnation="a"))
         self.wall += 5
         self.receive(Presence(cause="p", component="router", instance="r", incarnation="a"))
-        self.receive(PodsSeen(owners))
+        self.receive(owners)
         self.active = [group.seat_ids[0] for group in self.groups]
 
     def receive(self, message: object) -> list[object]:

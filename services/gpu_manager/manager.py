@@ -52,7 +52,6 @@ from services.gpu_manager.core.inputs import (
     ModelTime,
     Now,
     Paused,
-    PodsSeen,
     Recovered,
     RecoveryBegun,
     StartCall,
@@ -356,7 +355,7 @@ class Manager:
                 self.unread = ""
                 failed.clear()
                 self.gate.write_wishes(self._wishes(owners))
-                await self.receive(PodsSeen(owners))
+                await self.receive(owners)
                 pending = bool(owners.pending)
             except PodsError as error:
                 self.unread = str(error)

@@ -26,7 +26,6 @@ from tests.exploration.product import (
     Ledger,
     Now,
     Paused,
-    PodsSeen,
     ProcessState,
     Recovered,
     RecoveryBegun,
@@ -301,7 +300,7 @@ class Manager:
     def look_at_pods(self) -> bool:
         if self.recovered and self.kubelet.api_up:
             prove = product.unconfirmed(self.board, self.calling.calls)
-            self.receive(PodsSeen(self.kubelet.owners(prove)))
+            self.receive(self.kubelet.owners(prove))
         return self.recovered and self.kubelet.api_up
 
     def look_at_gpus(self) -> bool:

@@ -23,7 +23,6 @@ from services.gpu_manager.core.commands import WISH_SECONDS
 from services.gpu_manager.core.inputs import (
     BusChanged,
     JobAnswered,
-    PodsSeen,
     RouterAskedOverHttp,
     StartCalls,
     StartTicket,
@@ -307,7 +306,7 @@ def test_an_unknown_input_is_a_bug_and_says_so(world: World) -> None:
 def test_a_pod_that_kubelet_still_lists_keeps_its_seat_when_devices_are_forgotten(world: World) -> None:
     (a,) = world.fill("a")
     for _ in range(3):
-        world.receive(PodsSeen(Owners((), frozenset({"uid-a"}))))
+        world.receive(Owners((), frozenset({"uid-a"})))
 
     assert world.state(a) is S.ACTIVE
 
@@ -317,7 +316,7 @@ def test_a_call_for_a_seat_whose_devices_are_forgotten_may_be_the_next_owners(wo
     world.tick()
     world.end_processes(a)
     world.tick()
-    world.receive(PodsSeen(Owners((), frozenset({"uid-a"}))))
+    world.receive(Owners((), frozenset({"uid-a"})))
     world.traffic(a, waiting=1)
     world.call(a)
     assert world.state(a) is S.BACKOFF

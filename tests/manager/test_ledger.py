@@ -24,7 +24,6 @@ from services.gpu_manager.core.facts import Promise, Residence
 from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     Now,
-    PodsSeen,
     StartCall,
     StartCalls,
     StartTicket,
@@ -288,7 +287,7 @@ async def with_a_pod(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
         world.boot()
         world.pod(seat, "a")
         manager.pods.seats = owners  # type: ignore[method-assign]
-        await manager.receive(PodsSeen(world.owners()))
+        await manager.receive(world.owners())
         await until(lambda: manager.node.seats[seat].pod is not None, what="the pod owns the seat")
         await manager.until_recorded()
         assert runs()
@@ -416,7 +415,7 @@ async def test_a_container_that_runs_is_in_the_ledger_before_it_serves(tmp_path:
             return runs
 
         manager.pods.seats = seen  # type: ignore[method-assign]
-        await manager.receive(PodsSeen(runs))
+        await manager.receive(runs)
 
         await until(lambda: entry(tmp_path, seat).durable.container_id, what="its container is in the ledger")
         assert entry(tmp_path, seat).state is S.STARTING
@@ -430,7 +429,7 @@ async def test_what_changes_nothing_is_not_written(tmp_path: Path) -> None:
         owners = await manager.pods.seats()
         router = Presence(cause="p", component="router", instance="router-1", incarnation="x")
         manager.observe_write = writes.append
-        for message in [router, Tick(), PodsSeen(owners), StartCalls({}), ForeignProcessesSeen(())] * 20:
+        for message in [router, Tick(), owners, StartCalls({}), ForeignProcessesSeen(())] * 20:
             await manager.receive(message)
         await manager.receive(router.model_copy(update={"instance": "router-2"}))
         await until(

@@ -22,7 +22,6 @@ from services.gpu_manager.core.inputs import (
     ForeignProcess,
     ForeignProcessesSeen,
     InvariantBroken,
-    PodsSeen,
     SeatTicket,
 )
 from services.gpu_manager.core.state import Effect
@@ -175,7 +174,7 @@ def test_a_broken_invariant_stops_grants_on_its_gpu_and_is_counted(node: World) 
 
     for _ in range(2):
         owners = replace(owners, pods=(*owners.pods, new), listed=owners.listed | {new.uid})
-        effects += node.board.handle(PodsSeen(owners), node.now)
+        effects += node.board.handle(owners, node.now)
 
     assert [e.gpu for e in effects if isinstance(e, InvariantBroken)] == ["GPU-1"]
     assert node.node.violations == 1

@@ -9,7 +9,7 @@ from kybernate.policy import Decision, GroupView, KybBalanced, Policy, Stay, Swi
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.core.inputs import InvariantBroken, PodsSeen, StartTicket, Tick
+from services.gpu_manager.core.inputs import InvariantBroken, StartTicket, Tick
 from services.gpu_manager.core.seat_pod import Owners
 from tests.facts import UNLISTED, WAITS
 from tests.manager.world import World, booted, make_group, nested
@@ -50,7 +50,7 @@ def seem_to_hold(world: World, *seats: str) -> list[object]:
     other = next(seat for seat in world.node.seats if seat not in world.pods)
     new = replace(next(iter(world.pods.values())), seat=other, name="new", uid="uid-new", container_id=None)
     owners = Owners((*world.pods.values(), new), frozenset(pod.uid for pod in world.pods.values()) | {new.uid})
-    return list(world.board.handle(PodsSeen(owners), world.now))
+    return list(world.board.handle(owners, world.now))
 
 
 @pytest.mark.parametrize(("vram", "fit"), [("10GiB", 2), ("50GiB", 1)], ids=["slots", "memory"])

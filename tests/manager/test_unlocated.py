@@ -7,7 +7,7 @@ import pytest
 from kybernate.messages import DrainNode, JobReply, JobStatus, KillJob, MigrateSeat, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
-from services.gpu_manager.core.inputs import JobsReported, PodsSeen, SeatTicket, StartTicket
+from services.gpu_manager.core.inputs import JobsReported, SeatTicket, StartTicket
 from services.gpu_manager.core.managed_seat import REHEARSAL
 from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.core.seat_pod import Owners
@@ -338,7 +338,7 @@ def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: Worl
     assert not started(world, 1)
     gone = seen(world, a, "gone")
     del world.pods[a]
-    world.receive(PodsSeen(Owners(tuple(world.pods.values()), frozenset({uid}))))
+    world.receive(Owners(tuple(world.pods.values()), frozenset({uid})))
     assert not started(world, 1)
 
     answer(world, gone)

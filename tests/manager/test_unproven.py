@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.inputs import PodsSeen
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from tests.manager.test_manager import NoPods, running
 from tests.manager.world import World
@@ -19,30 +18,30 @@ from tests.until import until
 def test_a_copy_of_the_pods_that_may_lie_behind_confirms_no_owner(world: World) -> None:
     """The call may be that of a pod made again under the same name, while the first pod's processes still run."""
     (seat,) = world.fill("a")
-    behind = PodsSeen(replace(world.owners(), unproven=frozenset({seat})))
+    behind = replace(world.owners(), unproven=frozenset({seat}))
 
     world.call(seat)
     for _ in range(10):
         world.receive(behind)
     assert world.state(seat) is S.ACTIVE
 
-    world.receive(PodsSeen(world.owners()))
+    world.receive(world.owners())
     world.receive(behind)
     assert world.state(seat) is S.ACTIVE, "the first proven observation may have begun before the call"
-    world.receive(PodsSeen(world.owners()))
+    world.receive(world.owners())
     assert [event.state for event in world.events(seat)][-3:] == [S.BACKOFF, S.WAITING, S.STARTING]
 
 
 def test_a_seat_left_out_of_an_observation_is_neither_missed_nor_confirmed(world: World) -> None:
     """The copy shows another state of its owner than the API server: the owner stays listed."""
     (seat,) = world.fill("a")
-    left_out = PodsSeen(replace(world.owners(), pods=()))
+    left_out = replace(world.owners(), pods=())
 
     world.call(seat)
     for _ in range(10):
         world.receive(left_out)
     assert world.state(seat) is S.ACTIVE
-    world.receive(PodsSeen(world.owners()))
+    world.receive(world.owners())
     assert world.state(seat) is S.ACTIVE
 
 

@@ -38,7 +38,6 @@ from services.gpu_manager.core.inputs import (
     JobAnswered,
     JobsReported,
     Now,
-    PodsSeen,
     Recovered,
     RecoveryBegun,
     SeatTicket,
@@ -233,7 +232,7 @@ class World:
 
     def look(self, times: int = 1) -> list[object]:
         """The pods are read; returns what the last read brings. One that misses a pod proves nothing, two do."""
-        return [self.receive(PodsSeen(self.owners())) for _ in range(times)][-1]
+        return [self.receive(self.owners()) for _ in range(times)][-1]
 
     def delete(self, seat: str) -> None:
         """Its pod is in deletion."""

@@ -15,7 +15,7 @@ from kybernate.policy import KybBalanced
 from kybernate.topology import plan
 from services.gpu_manager import publish
 from services.gpu_manager.core.board import Board
-from services.gpu_manager.core.inputs import Now, PodsSeen, StartCalls
+from services.gpu_manager.core.inputs import Now, StartCalls
 from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.pods import joined
 from services.gpu_manager.publish import GateFiles
@@ -50,7 +50,7 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
             wall += 1.0
             now = Now(wall, wall, 1.0)
             documents = [one.document() for one in kubelet.pods]
-            board.handle(PodsSeen(joined(await list_pods(owners), documents)), now)
+            board.handle(joined(await list_pods(owners), documents), now)
             board.handle(StartCalls(gate.calls(node.seats)), now)
             gate.write_texts(publish.gate_texts(node, now))
             await asyncio.sleep(0.05)

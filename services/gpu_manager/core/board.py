@@ -25,7 +25,6 @@ from services.gpu_manager.core.inputs import (
     JobsReported,
     Now,
     Paused,
-    PodsSeen,
     Recovered,
     RecoveryBegun,
     RouterAskedOverHttp,
@@ -34,6 +33,7 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.riders import RIDERS, operations
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, Rider, by_hook
 from services.gpu_manager.failures import SERVED_SECONDS
 
@@ -72,8 +72,8 @@ class Board:
                 allocations.on_jobs_report(node, message, now)
             case JobAnswered(job=KillJob() | ReleaseJob() as job, reply=reply):
                 allocations.on_ending_answer(node, job, reply, now)
-            case PodsSeen(owners=owners):
-                allocations.on_pods(node, owners, now)
+            case Owners():
+                allocations.on_pods(node, message, now)
             case StartCalls(calls=calls):
                 allocations.on_start_calls(node, calls, now)
             case ForeignProcessesSeen():

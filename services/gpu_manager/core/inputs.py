@@ -65,13 +65,6 @@ class Now:
 
 
 @dataclass(frozen=True, slots=True)
-class PodsSeen:
-    """The owners of this node's seats, as of one read of the pods."""
-
-    owners: Owners
-
-
-@dataclass(frozen=True, slots=True)
 class ForeignProcess:
     """A process on a GPU that belongs to no seat."""
 

@@ -121,7 +121,7 @@ class PendingPod:
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """Who owns the seats of a node, as of one look."""
+    """Which pods own the seats of a node, as of one read of the pods; a message to the board."""
 
     pods: tuple[SeatPod, ...] = ()
     listed: frozenset[str] = frozenset()
