@@ -112,7 +112,6 @@ _SERVING = {
 
 
 def _state(facts: Facts) -> SeatState:
-    """The state by the first rule that fits."""
     rules = (
         (facts.owner is Owner.NONE, S.FREE),
         (facts.owner is Owner.LEAVING, S.RELEASING),
@@ -187,10 +186,7 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.NOT_RESTORED: (_COMES, _COPY),
     _T.WOKE: ((S.PARKED,), {**_IN_USE, "promise": Promise.NONE}),
     _T.FOUND: ((S.PARKED, S.WAITING, S.BACKOFF), {**_IN_USE, "promise": Promise.ENDS}),
-    _T.UNRECOVERABLE: (
-        (S.STARTING, S.ACTIVE, S.PARKING, *_COMES, S.QUARANTINED),
-        {**_IN_USE, "promise": Promise.ENDS},
-    ),
+    _T.UNRECOVERABLE: ((S.STARTING, S.ACTIVE, S.PARKING, *_COMES, S.QUARANTINED), {**_IN_USE, "promise": Promise.ENDS}),
     _T.EXITED: ((*_RUNS, S.PARKED, S.QUARANTINED), {**_EMPTY, "process": Process.ENDED}),
     _T.CALLED: ((S.BACKOFF,), _EMPTY),
     _T.QUARANTINE: ((*_RUNS, S.LOST), {"promise": Promise.HANDS_OFF}),

@@ -222,7 +222,6 @@ def _short(node: NodeState, seat: ManagedSeat) -> int:
 
 
 def _ending(node: NodeState) -> int:
-    """Bytes of copies that are being dropped."""
     return sum(account(seat).taken_bytes for seat in node.seats.values() if seat.facts.promise is Promise.DROPS)
 
 
@@ -269,7 +268,6 @@ def _spill(node: NodeState, seat: ManagedSeat, reason: str) -> None:
 
 
 def _without_room(node: NodeState, seat: ManagedSeat) -> str:
-    """Why there is no room for the copy of a seat."""
     budget = format_bytes(node.setup.host_bytes or 0)
     return (
         f"host memory has no room for the copy of {seat.name}: it needs {format_bytes(needed_bytes(seat))}, and "

@@ -48,7 +48,6 @@ def LANES(ask: Ask) -> Stage | None:
 
 
 def _copying(node: NodeState, lane: Lane, now: Now) -> list[GroupSwitch]:
-    """The switches that take one of these lanes."""
     switches = [
         one for one in node.switches.values() if not lane.gpus.isdisjoint(node.groups[one.group].group.physical)
     ]
@@ -76,6 +75,5 @@ def _needs_none(ask: Ask) -> bool:
 
 
 def _moved(node: NodeState, switch: GroupSwitch) -> str:
-    """The models that a switch moves."""
     names = [node.seats[name].model for name in (switch.victim, switch.incoming) if name is not None]
     return " for ".join(names)

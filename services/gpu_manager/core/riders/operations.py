@@ -273,7 +273,6 @@ def _advance(node: NodeState, name: str, move: OperatorOrder, now: Now) -> None:
 
 
 def _forget(node: NodeState, name: str) -> None:
-    """The seat is not moved any more."""
     if node.moves.pop(name, None) is not None:
         node.seats[name].usage.wanted_since = None
 
