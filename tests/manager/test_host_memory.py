@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
-from kybernate.engines import BACKENDS
 from kybernate.messages import (
     JobProgress,
     JobReply,
@@ -271,10 +270,10 @@ def test_what_was_measured_counts_and_what_the_seat_has_grown_by(world: HostWorl
 
 @pytest.mark.parametrize(("backend", "gib"), [("cuda", 44), ("acme", 44), ("vllm-2", 0), ("unload", 0), ("restart", 0)])
 def test_before_its_first_park_a_seat_counts_a_copy_unless_its_backend_keeps_none(
-    world: HostWorld, backend: str, gib: int, monkeypatch: pytest.MonkeyPatch
+    world: HostWorld, backend: str, gib: int
 ) -> None:
-    monkeypatch.setattr("kybernate.annotations.BACKENDS", (*BACKENDS, "acme"))
-    (seat,) = world.fill("v", backend=backend, vram=SIZE)
+    (seat,) = world.fill("v", vram=SIZE)
+    world.managed(seat).durable.backend = backend
     assert host_memory.needed_bytes(world.managed(seat)) == gib * GIB
     host_memory.account(world.managed(seat)).parked_bytes = GIB
     assert (host_memory.needed_bytes(world.managed(seat)) == 0) == (backend == "restart"), "kyb-run's memory is no copy"
