@@ -6,7 +6,6 @@ from collections.abc import Callable
 from kybernate.logs import get_logger
 from kybernate.tls import Accepted, AcceptLimits
 from services.router.api import RouterError
-from services.router.garbage import FullCollections
 
 OTHER_FILES = 400
 """Descriptors that callers leave: of NATS, of the operations port, of files, and of connections that are refused."""
@@ -37,7 +36,6 @@ class ConnectionLimits(AcceptLimits):
         self._most, self.few = most_connections(asked)
         share = most_per_address if self._most >= asked else min(most_per_address, max(1, self._most // 2))
         self._most_per_address, self.open = share, 0
-        self._collections = FullCollections()
 
     def enter(self, address: str, one: Accepted, /) -> RouterError | None:
         """Count a new connection; return why it is refused, or None."""
@@ -49,11 +47,9 @@ class ConnectionLimits(AcceptLimits):
             text = f"{self._by_address[address]} connections of {address} are open, the most that it may have"
             return RouterError(429, "too_many_connections", f"{text}; close some, or reuse them", 1)
         self.open += 1
-        self._collections.opened(self.open)
         return super().enter(address, one)
 
     def leave(self, address: str, one: Accepted, /) -> None:
         """Forget a connection that was counted."""
         self.open -= 1
-        self._collections.closed(self.open)
         super().leave(address, one)
