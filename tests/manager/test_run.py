@@ -126,10 +126,11 @@ def test_a_start_that_does_not_come_ends_its_quarantine(starts: World) -> None:
 
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_start_that_does_not_come_ends_by_evidence_only(starts: World, answers: bool) -> None:
-    """While the checkpointer is silent its engine may load unseen."""
+    """While the checkpointer is silent, or has not looked because of a job, its engine may load unseen."""
     a = starts.seat(0, 0)
     starts.wait(KUBELET_SECONDS + 1)
     starts.tick(1.0)
+    report(starts, a, "started")
     assert (starts.state(a), starts.managed(a).lease) == (S.STARTING, True)
     if answers:
         report(starts, a, "gone")
