@@ -141,6 +141,8 @@ def test_why_shows_what_else_keeps_a_seat_waiting(world: World) -> None:
     world.traffic(world.seat(0, 1), in_flight=1)
     found = world.why()[a]
     assert (found["stage"]["stage"], found["also"]) == ("idle", []), "nothing asks for it"
+    world.node.groups["G0"].picked = a
+    assert world.stage(a).stage == "room", "the policy fetches it ahead of requests"
 
     world.traffic(a, waiting=1)
     rows = [one.row.nr for one in obstacles.also(world.node, world.managed(a), world.now)]

@@ -8,7 +8,9 @@ from kybernate.messages import ActivateSeat, PinSeat, TrafficSignal
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
 from services.gpu_manager.core.inputs import StartTicket
+from services.gpu_manager.failures import LONGEST_PAUSE_SECONDS
 from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.publish import record
 from tests.manager.world import World
 
 LINE = "OSError: no such model file /models/x.gguf"
@@ -107,6 +109,27 @@ def test_the_reason_has_exit_code_count_last_line_and_pause(world: World) -> Non
     assert tries(world, bad)
     assert world.stage(bad).text.startswith("bad has failed 3 times in a row")
     assert world.stage(bad).clock.text(world.now) == " in 10 s"
+
+
+def test_routers_are_told_until_when_no_request_starts_it(world: World) -> None:
+    """Else they refuse requests that would start it, for ever."""
+    bad = world.seat(0, 1)
+    world.pod(bad, "bad")
+    seat = world.managed(bad)
+
+    def told() -> float:
+        return record(world.node, seat, world.now).failed_until
+
+    assert tries(world, bad)
+    seat.durable.failed = replace(seat.durable.failed, until=float(world.now.unix) + 3.0)
+    assert told() == 0.0, "one end may be an accident"
+    world.tick(4.0)
+    assert tries(world, bad)
+    assert told() == seat.durable.failed.until
+    world.tick(10.0)
+    assert told() == float(seat.entered) + LONGEST_PAUSE_SECONDS, "kubelet's pause"
+    world.call(bad)
+    assert (seat.state, told()) == (S.WAITING, 0.0)
 
 
 def test_an_operators_wish_clears_it_and_lapses_with_the_next_two_ends(world: World) -> None:

@@ -58,8 +58,10 @@ class Processes:
 
     def __init__(self, *found: GpuProcess) -> None:
         self.found: tuple[GpuProcess, ...] | None = found
+        self.asked = 0
 
     async def processes(self) -> tuple[GpuProcess, ...]:
+        self.asked += 1
         if self.found is None:
             raise GpuError("the driver is away")
         return self.found

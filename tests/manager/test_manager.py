@@ -180,6 +180,9 @@ async def test_a_manager_knows_the_foreign_processes_before_it_decides(
     monkeypatch.setattr(shell, "FOREIGN_SECONDS", 0.01)
     async with running(world, tmp_path, gpus=(gpus := Processes(found))) as manager:
         assert [one.pid for one in manager.node.foreign] == [found.pid]
+        gpus.found, asked = None, gpus.asked
+        await until(lambda: gpus.asked > asked + 1, what="the driver has not answered, and is asked again")
+        assert [one.pid for one in manager.node.foreign] == [found.pid]
         gpus.found = ()
         await until(lambda: not manager.node.foreign, what="the process has ended")
 

@@ -17,7 +17,7 @@ from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
 from services.gpu_manager import publish
-from services.gpu_manager.core import view
+from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.inputs import (
     ForeignProcess,
     ForeignProcessesSeen,
@@ -239,6 +239,21 @@ def test_a_drain_for_a_pair_that_is_not_wanted_any_more_goes_on_for_no_single(no
     node.traffic(pair)
 
     assert (node.state(a), node.node.switches) == (S.ACTIVE, {})
+
+
+def test_a_single_that_can_never_run_gives_its_group_no_turn_before_a_claim(node: World) -> None:
+    """Else every other one of its group goes before the pair, for ever."""
+    _, _, pair = with_idle_singles(node)
+    refused = node.seat(0, 1)
+    node.pod(refused, "x")
+    node.shows(refused, resources=("kyb.ai/a", "kyb.ai/b"))
+    node.call(refused)
+    node.tick(5)
+
+    node.traffic(pair, waiting=1)
+
+    assert node.node.claims["G01"].seat == pair
+    assert obstacles.claimed_for(node.node, node.groups[0], node.now) == pair
 
 
 def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World) -> None:
