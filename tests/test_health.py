@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -186,6 +187,15 @@ async def test_no_connections_of_others_keep_a_caller_out(
         await asyncio.sleep(0.1)  # each is as far as it comes
         for _ in range(3):
             assert await asked(server.port, address) == b"200"
+
+
+def test_connections_that_come_in_one_turn_of_the_loop_make_room_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that makes room is open until a later turn."""
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 3)
+    limits, callers = http_server.Shares(), [Mock(busy=False) for _ in range(9)]
+    for one in callers:
+        limits.enter("127.0.0.1", one)
+    assert [one.abort.call_count for one in callers] == [1] * 6 + [0] * 3
 
 
 async def test_at_the_limit_of_a_port_what_is_under_way_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
