@@ -12,8 +12,8 @@ from kybernate.messages import JobReply, SwitchJob
 from kybernate.policy import KybBalanced
 from kybernate.policy.turns import GRACE_SECONDS
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import JobAnswered, StartTicket
+from services.gpu_manager.core.state import GroupSwitch
 from tests.manager.packed import PackedWorld
 from tests.manager.world import make_group
 

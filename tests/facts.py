@@ -4,9 +4,8 @@ exploration."""
 from dataclasses import replace
 
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket
-from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, SwitchPhase
 
 WAITS = Facts(Owner.POD)
 RUNS = Facts(Owner.POD, Process.RUNS, Residence.VRAM)

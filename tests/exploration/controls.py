@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from kybernate.messages import AskJobs
-from services.gpu_manager.core import demand, recovery, switch, view
+from services.gpu_manager.core import demand, recovery, reports, view
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from services.router.core.trust import TRUST_SECONDS
 from tests.exploration.router import Router
@@ -90,11 +90,11 @@ def _a_start_does_not_fence() -> Any:
 
 @contextmanager
 def _drains_are_skipped() -> Iterator[None]:
-    received = switch.on_engine_answer
+    received = reports.on_engine_answer
     with (
         mock.patch.object(demand.Routers, "quiet", return_value=True),
         mock.patch.object(
-            switch, "on_engine_answer", lambda node, answer, now: received(node, replace(answer, running=0), now)
+            reports, "on_engine_answer", lambda node, answer, now: received(node, replace(answer, running=0), now)
         ),
     ):
         yield
@@ -115,13 +115,13 @@ def _a_router_believes_its_own_server() -> Any:
 
 
 def _a_park_counts_when_it_begins() -> Any:
-    received = switch._on_victim_progress
+    received = reports._on_victim_progress
 
     def early(node: Any, of: Any, seat: Any, progress: Any, now: Any) -> None:
         done = progress.model_copy(update={"outcome": "parked"}) if progress.outcome == "started" else progress
         received(node, of, seat, done, now)
 
-    return mock.patch.object(switch, "_on_victim_progress", early)
+    return mock.patch.object(reports, "_on_victim_progress", early)
 
 
 def _a_switch_is_not_adopted() -> Any:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from kybernate.messages import JobReply, SwitchJob
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import JobAnswered, StartTicket
+from services.gpu_manager.core.state import GroupSwitch
 from tests.manager.world import World, booted, make_group
 
 TREE = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3))

@@ -2,7 +2,7 @@
 
 from kybernate.messages import GroupDecided, ParkSeat, PinSeat, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import decisions
+from services.gpu_manager.core import arbiter
 from tests.manager.world import World
 
 
@@ -49,7 +49,7 @@ def test_requests_that_wait_while_nothing_changes_are_reported_now_and_then(worl
     world.command(PinSeat, b)
     world.effects.clear()
     world.traffic(a, waiting=2, cause="req-9")
-    for _ in range(int(2 * decisions.STAY_SECONDS)):
+    for _ in range(int(2 * arbiter.STAY_SECONDS)):
         world.tick(1)
     events = decided(world)
     assert [event.decision for event in events] == ["stay"] * len(events)
@@ -59,7 +59,7 @@ def test_requests_that_wait_while_nothing_changes_are_reported_now_and_then(worl
 
     world.traffic(a, waiting=0)
     world.effects.clear()
-    world.tick(2 * decisions.STAY_SECONDS)
+    world.tick(2 * arbiter.STAY_SECONDS)
     assert decided(world) == []
 
 

@@ -20,7 +20,6 @@ from kybernate.messages import (
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.facts import Promise
-from services.gpu_manager.core.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     JobAnswered,
@@ -28,6 +27,7 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.recovery import ledger
 from services.gpu_manager.core.riders import host_memory, rehearsal
+from services.gpu_manager.core.state import Drain, GroupSwitch, SwitchPhase, SwitchTimes
 from services.gpu_manager.ledger import Ledger
 from tests.manager.test_properties import SEATS, AnyLife
 from tests.manager.world import GIB, World, make_group, status

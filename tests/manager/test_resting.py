@@ -4,7 +4,7 @@ import pytest
 
 from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import switch
+from services.gpu_manager.core import reports
 from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.core.obstacles import blocked
 from services.gpu_manager.publish import record
@@ -97,7 +97,7 @@ def test_who_serves_again_begins_anew(world: World, a: str) -> None:
 def test_a_group_that_has_failed_all_day_is_still_tried(world: World) -> None:
     """The pause doubles; after a thousand times the number was too large to compute with."""
     for _ in range(1100):
-        switch._back_off_group(world.node, "G0", "it failed", world.now)
+        reports._back_off_group(world.node, "G0", "it failed", world.now)
     assert world.node.groups["G0"].backoff.until == world.wall + 30.0
 
 

@@ -10,13 +10,12 @@ from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
 from services.gpu_manager.core import recovery
-from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import ROWS, Ask, row
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, Sample, by_hook
+from services.gpu_manager.core.state import GroupSwitch, NodeState, Rider, Sample, SwitchPhase, by_hook
 from services.gpu_manager.ledger import FLAT, Durable, Ledger
 from services.gpu_manager.publish import record
 from tests.granted import BEGINS

@@ -9,7 +9,10 @@ import pytest
 
 from kybernate.messages import SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.group_switch import (
+from services.gpu_manager.core.inputs import ModelTime, WallTime
+from services.gpu_manager.core.recovery import Evidence
+from services.gpu_manager.core.seat_pod import SeatPod
+from services.gpu_manager.core.state import (
     SWITCH_TRANSITIONS,
     Drain,
     GroupSwitch,
@@ -17,9 +20,6 @@ from services.gpu_manager.core.group_switch import (
     SwitchTimes,
     SwitchTrigger,
 )
-from services.gpu_manager.core.inputs import ModelTime, WallTime
-from services.gpu_manager.core.recovery import Evidence
-from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import _CHECKED, Costs, Durable, LedgerEntry, LedgerFile, _checksum
 from tests.facts import check
 

@@ -5,9 +5,8 @@ import asyncio
 from kybernate.messages import SeatClosed, SeatEvicted
 from services.gpu_manager import __main__
 from services.gpu_manager.core import switch
-from services.gpu_manager.core.group_switch import GroupSwitch, SwitchTrigger
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.state import Effect, NodeState
+from services.gpu_manager.core.state import Effect, GroupSwitch, NodeState, SwitchTrigger
 from services.gpu_manager.manager import Manager
 
 publish = Manager._publish

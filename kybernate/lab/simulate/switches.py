@@ -163,7 +163,7 @@ class Switching:
     def _bind(
         self, group: SimulatedGroup, operation: SimulatedSwitch, victim: SimulatedSeat, policy: Policy
     ) -> tuple[SimulatedGroup, ...]:
-        """Choose the incoming seat again, as the GPU manager does (``late_binding.bind``), if the newest decision can
+        """Choose the incoming seat again, as the GPU manager does (``switch.bind``), if the newest decision can
         be carried out. Return the groups that may want the one before it.
         """
         self.world.counters["decisions"] += 1

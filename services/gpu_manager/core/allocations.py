@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, container_of
-from services.gpu_manager.core import arbiter, decisions, resting, starts, switch, view
+from services.gpu_manager.core import arbiter, reports, resting, starts, switch, view
 from services.gpu_manager.core.facts import Process, Promise, Residence, Ticket, Trigger
 from services.gpu_manager.core.inputs import ForeignProcessesSeen, JobsReported, Now, StartCall, UnixTime, WallTime
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, ManagedSeat
@@ -259,7 +259,7 @@ def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> N
         found = FOREIGN.holds(ask)
         if (found is not None) != blocked:
             text = "no foreign process uses its GPUs any more" if found is None else found.text
-            decisions.decided(node, ask.group, "block", text, now)
+            switch.decided(node, ask.group, "block", text, now)
     if node.recovered:
         resting.look(node, seen, now)
 
@@ -281,8 +281,8 @@ def _end_stray(node: NodeState, seat: ManagedSeat, seen: ForeignProcessesSeen, n
 def on_jobs_report(node: NodeState, report: JobsReported, now: Now) -> None:
     """The checkpointer's answer to a question about jobs and processes."""
     for status in report.reply.jobs:
-        switch.on_job_status(node, status, now)
-    switch.on_jobs_forgotten(node, set(report.asked) - {status.op for status in report.reply.jobs})
+        reports.on_job_status(node, status, now)
+    reports.on_jobs_forgotten(node, set(report.asked) - {status.op for status in report.reply.jobs})
     _on_processes(node, report.reply, report.asked_at, now)
 
 
@@ -314,7 +314,7 @@ def _on_processes(node: NodeState, reply: JobReply, asked_at: WallTime, now: Now
     read of a pod or container before tells nothing."""
     for progress in reply.seats:
         seat, gone = node.seats.get(progress.seat), progress.outcome == "gone"
-        if seat is None or not switch.about(seat, progress):
+        if seat is None or not reports.about(seat, progress):
             continue
         if gone and not starts.shows_none(seat, progress, asked_at):
             continue

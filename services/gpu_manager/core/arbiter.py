@@ -11,7 +11,7 @@ from dataclasses import replace
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.seat import SeatState, start_inside
 from kybernate.topology import Group
-from services.gpu_manager.core import decisions, moves, starts, view
+from services.gpu_manager.core import moves, starts, view
 from services.gpu_manager.core import switch as switches
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
 from services.gpu_manager.core.inputs import Now, StartTicket
@@ -22,12 +22,34 @@ from services.gpu_manager.core.state import GpuClaim, NodeState, Rider
 
 S, T = SeatState, Trigger
 
+STAY_SECONDS = 15.0
+"""Wall: how often an event repeats that requests wait while a group stays as it is."""
+LOOK_SECONDS = 1.0
+"""Wall: how often such requests are looked for."""
+
 
 def decide(node: NodeState, group: Group, now: Now) -> None:
     """Decide for a group that is in no switch; where requests wait and none begins, report that from time to time."""
     _decide(node, group, now)
     if group.name not in node.switches:
-        decisions.stays(node, group, now)
+        _stays(node, group, now)
+
+
+def _stays(node: NodeState, group: Group, now: Now) -> None:
+    """Report that requests wait for seats of a group that begins no switch, from time to time."""
+    state = node.groups[group.name]
+    if now.wall < state.stay_due:
+        return
+    waiting = [
+        seat
+        for seat in node.seats_on(group)
+        if seat.state in (S.PARKED, S.WAITING) and view.demand(node, seat).waiting > 0
+    ]
+    state.stay_due = now.wall + (STAY_SECONDS if waiting else LOOK_SECONDS)
+    if waiting:
+        pause = "it pauses after a switch that failed" if state.backoff.active(now) else state.why
+        longest = max(waiting, key=lambda seat: view.demand(node, seat).oldest_wait(now))
+        switches.decided(node, group, "stay", pause, now, incoming=longest)
 
 
 def _decide(node: NodeState, group: Group, now: Now) -> None:
@@ -105,11 +127,11 @@ def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, no
     if found := first(obstacles(node, incoming, group, now)):
         node.groups[group.name].why = found.text
     elif incoming.acts_as is S.WAITING:
-        decisions.decided(node, group, "start", reason, now, incoming=incoming)
+        switches.decided(node, group, "start", reason, now, incoming=incoming)
         give_ticket(node, incoming, group, now)
         node.claims.pop(group.name, None)
     elif moves.starts_on(node, incoming, group):
-        decisions.decided(node, group, "start", reason, now, incoming=incoming)
+        switches.decided(node, group, "start", reason, now, incoming=incoming)
         moves.start_there(node, incoming, group, reason, now)
         node.claims.pop(group.name, None)
     elif incoming.state is S.PARKED:
@@ -206,7 +228,7 @@ def _claim(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
     if not isinstance(decision, Switch) or decision.activate in {seat.id for seat in others}:  # (3)
         return False
     node.claims[group.name] = GpuClaim(decision.activate, now.model)  # (4)
-    decisions.decided(node, group, "claim", decision.reason, now, incoming=node.seats[decision.activate])
+    switches.decided(node, group, "claim", decision.reason, now, incoming=node.seats[decision.activate])
     return True
 
 

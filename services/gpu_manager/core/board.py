@@ -3,7 +3,7 @@
 ``handle`` is the only entry point: nothing else changes the state. It dispatches the message, then lets every concerned
 group advance; decisions are made in the modules below, and imports run one way:
 
-    board → allocations, commands, recovery → riders → arbiter → switch → pool → obstacles → moves → view → state
+    board → allocations, commands, recovery → riders → arbiter, reports → switch → pool → obstacles → moves → view
 
 The invariants (``docs/dev/architecture.md``) are checked after each message that had an effect (a GPU on which one is
 broken gets no new grants) and by property tests. The shell (``manager``) writes the ledger before it carries out an
@@ -13,7 +13,7 @@ effect.
 from kybernate.messages import Command, DrainAck, JobProgress, KillJob, Presence, ReleaseJob, SwitchJob, TrafficSignal
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import allocations, arbiter, commands, moves, obstacles, recovery, switch, view
+from services.gpu_manager.core import allocations, arbiter, commands, moves, obstacles, recovery, reports, switch, view
 from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
@@ -61,11 +61,11 @@ class Board:
             case Command():
                 node.effects.append(commands.answer(node, message, now))
             case JobProgress(status=status):
-                switch.on_job_status(node, status, now)
+                reports.on_job_status(node, status, now)
             case JobAnswered(job=SwitchJob() as job, reply=reply):
-                switch.on_job_answer(node, job, reply, now)
+                reports.on_job_answer(node, job, reply, now)
             case EngineSeen():
-                switch.on_engine_answer(node, message, now)
+                reports.on_engine_answer(node, message, now)
             case DrainAnnounced(seat=seat, epoch=epoch):
                 switch.on_drain_announced(node, seat, epoch, now)
             case JobsReported():

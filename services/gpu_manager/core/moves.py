@@ -8,11 +8,11 @@
  4 leaves     ordered while it serves, it is drained and parked at home first (``Operations.expels``)
  5 pulled     the policy of the other group chooses it for a free slot or for the place of a victim, which drains
               (``arbiter._grant``, ``_evict``)
- 6 begins     by its copy: it has the GPUs of the other group from here on (``switch._lease``); by a restart: its copy
+ 6 begins     by its copy: it has the GPUs of the other group from here on (``switch.lease``); by a restart: its copy
               is dropped, and its place there kept (``start_there``)
  7 carried    one job restores the copy with a map of GPUs (``switch._send``); or its container ends, and calls the gate
     out       there (``arbiter._decide``, ``give_ticket``)
- 8 arrives    it serves, and the duration is learned (``switch._activated``, ``on_engine_answer``)
+ 8 arrives    it serves, and the duration is learned (``reports._activated``, ``on_engine_answer``)
  9 fails      it is parked where it was and stays for a while, or for ever (``failed``); a start that fails is followed
               by one at home (``NodeState.transition``)
 10 ends       its order is over (``operations._result``)
@@ -31,10 +31,9 @@ from kybernate.messages import SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import view
-from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import GroupState, NodeState
+from services.gpu_manager.core.state import GroupState, NodeState, SwitchPhase
 
 S = SeatState
 

@@ -11,11 +11,10 @@ from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.demand import PHASES
-from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.stage import Clock, Stage
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import CUT_GRACE_SECONDS, GroupSwitch, NodeState, Rider, SwitchPhase
 
 S = SeatState
 

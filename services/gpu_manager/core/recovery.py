@@ -17,14 +17,13 @@ from typing import Any
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import COMING, SeatState, container_of
 from kybernate.topology import Group
-from services.gpu_manager.core import starts, switch, view
+from services.gpu_manager.core import reports, starts, switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket, changed
-from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import Now, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import NodeState, Rider, SwitchPhase
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 
 S = SeatState
@@ -82,7 +81,7 @@ class Evidence:
         """Nothing tells what let its engine in, or whether a container is on its way. The record before the last one
         tells of an engine that lives in the same container: what had ended would be in it."""
         known = self.entry is not None and self.entry.seen_running and not self.fresh
-        return self.folder_lost and not (known and self.driver in (*switch.ON_GPUS, "parked"))
+        return self.folder_lost and not (known and self.driver in (*reports.ON_GPUS, "parked"))
 
     @property
     def condemned(self) -> bool:
@@ -106,7 +105,7 @@ class Evidence:
         shown = self.pod.running and self.ticket is Ticket.NONE
         if self.pod.deleting and self.entry is not None:
             shown = self.fresh or self.entry.seen_running
-        if self.driver in switch.ON_GPUS or (self.driver == "parked" and self.ticket is Ticket.NONE):
+        if self.driver in reports.ON_GPUS or (self.driver == "parked" and self.ticket is Ticket.NONE):
             return True
         return shown and self.driver != "gone"
 
@@ -114,7 +113,7 @@ class Evidence:
     def residence(self) -> Residence:
         """As the driver has it, but not what is being killed, since a part of its memory stays in use. Where the driver
         is silent about a pod that leaves, as the ledger has it."""
-        remembers = self.pod.deleting and not self.fresh and self.driver not in switch.ON_GPUS
+        remembers = self.pod.deleting and not self.fresh and self.driver not in reports.ON_GPUS
         parked = remembers and self.entry is not None and not self.entry.lease
         if self.driver == "parked":
             parked = self.state is not S.LOST or self.fresh
@@ -169,7 +168,7 @@ class Evidence:
             ticket=Ticket.OPEN if waits else self.ticket,
             residence=self.residence,
             promise=promise,
-            unlisted=self.alive and self.driver in (*switch.ON_GPUS, "parked") and not (pod.running or pod.deleting),
+            unlisted=self.alive and self.driver in (*reports.ON_GPUS, "parked") and not (pod.running or pod.deleting),
         ), reason
 
 
@@ -471,7 +470,7 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _comes_to(node, incoming, group, entries.get(incoming.id))
         incoming.epoch, incoming.op = status.epoch, status.op
-    switch.on_job_status(node, status, now)
+    reports.on_job_status(node, status, now)
 
 
 def _judge(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry]) -> None:
@@ -511,7 +510,7 @@ _MOVING: dict[str, Any] = {"process": Process.RUNS, "unlocated": False}
 
 def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
     """True if the seat has a process, and it is the one that the job names, not one that comes of a later ticket."""
-    return switch.about(seat, progress) and seat.facts.alive and not seat.facts.waits
+    return reports.about(seat, progress) and seat.facts.alive and not seat.facts.waits
 
 
 def _comes_to(node: NodeState, seat: ManagedSeat, group: Group, entry: LedgerEntry | None) -> None:

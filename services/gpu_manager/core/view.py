@@ -14,10 +14,9 @@ from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
-from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import EngineProbe, Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import CUT_GRACE_SECONDS, GroupSwitch, NodeState, SwitchPhase
 
 S = SeatState
 

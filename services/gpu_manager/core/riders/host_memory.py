@@ -18,11 +18,10 @@ from kybernate.sizes import format_bytes
 from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.facts import Promise
-from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, Sample
+from services.gpu_manager.core.state import GroupSwitch, NodeState, Rider, Sample
 
 LEAST_RESERVE_BYTES = 4 * 2**30
 """With ``auto``: what is left to everything else on the machine, at least; a tenth where that is more."""

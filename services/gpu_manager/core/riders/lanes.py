@@ -14,12 +14,11 @@ from kybernate.config import Lanes
 from kybernate.machine import Gpu
 from kybernate.seat import SeatState
 from services.gpu_manager.core import view
-from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import Ask, row, unready
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import Lane, NodeState
+from services.gpu_manager.core.state import GroupSwitch, Lane, NodeState, SwitchPhase
 
 LONGEST_SECONDS = 180.0
 """Wall: a switch that copies for longer is taken for hanging, and its lane for free."""

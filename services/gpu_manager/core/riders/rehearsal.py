@@ -10,10 +10,9 @@ from kybernate.messages import JobReply, JobStatus, SeatProgress, SwitchJob
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core.facts import Trigger
-from services.gpu_manager.core.group_switch import RESEND_SECONDS
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
-from services.gpu_manager.core.state import NodeState, Rider, Sample
+from services.gpu_manager.core.state import RESEND_SECONDS, NodeState, Rider, Sample
 
 S, T = SeatState, Trigger
 DEMOTE_AFTER = 2
