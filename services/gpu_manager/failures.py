@@ -58,10 +58,6 @@ class Failures:
         pause = min(LONGEST_REST_SECONDS, SERVED_SECONDS * 2.0 ** min(self.gave_way, 64))
         return replace(self, gave_way=self.gave_way + 1, unasked_until=now + pause)
 
-    def served(self) -> "Failures":
-        """Its engine has served: what failed before does not count."""
-        return Failures()
-
     def text(self, name: str) -> str:
         """For people; empty while it is not failing. It has no time that passes."""
         if not self.failing:

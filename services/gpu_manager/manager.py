@@ -61,7 +61,8 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.core.seat_pod import Owners, names
+from services.gpu_manager.core.pool import names
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses

@@ -5,7 +5,7 @@ import pytest
 from kybernate.messages import DrainNode, MigrateSeat, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import BusChanged, FaultyGpusSeen
-from services.gpu_manager.core.moves import brought_elsewhere, heads_to
+from services.gpu_manager.core.obstacles import brought_elsewhere, heads_to
 from tests.manager.pulling import Pulls
 from tests.manager.test_restarts import (
     arrives,

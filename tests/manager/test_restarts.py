@@ -7,10 +7,10 @@ import pytest
 from kybernate.messages import JobProgress, JobStatus, KillJob, MigrateSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import moves, recovery
+from services.gpu_manager.core import moves, pool, recovery, view
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import SeatTicket, StartCall, StartCalls, StartTicket
-from services.gpu_manager.core.obstacles import obstacles
+from services.gpu_manager.core.obstacles import brought_elsewhere, heads_to, obstacles
 from services.gpu_manager.core.starts import INSIDE_SECONDS
 from services.gpu_manager.failures import Failures
 from services.gpu_manager.ledger import Ledger
@@ -120,7 +120,7 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.ACTIVE)
-    assert moves.heads_to(world.node, world.managed(a)) == ""
+    assert heads_to(world.node, world.managed(a)) == ""
 
 
 def test_a_seat_at_the_gate_waits_for_its_call_then_for_a_request_and_then_for_more(world: World) -> None:
@@ -185,7 +185,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert world.state(a) is S.PARKED
     world.managed(a).durable.waited = 50.0
     world.traffic(a, waiting=2)
-    assert moves.heads_to(world.node, world.managed(a)) == "G23"
+    assert heads_to(world.node, world.managed(a)) == "G23"
     called_again(world, a)
     assert tickets(world, a) == ["", "G23"]
     arrives(world, a)
@@ -210,7 +210,7 @@ def test_a_parked_seat_keeps_its_copy_where_its_container_lacks_the_other_group(
     comes_up(world, b, "b", "unload")
     world.traffic(b, in_flight=3)
     world.traffic(a, waiting=2)
-    assert (world.state(a), moves.heads_to(world.node, world.managed(a)), world.managed(a).durable.spilled) == (
+    assert (world.state(a), heads_to(world.node, world.managed(a)), world.managed(a).durable.spilled) == (
         S.PARKED,
         "",
         "",
@@ -261,10 +261,10 @@ def test_a_copy_that_cannot_be_dropped_gives_the_place_back_and_its_seat_stays_f
     world.receive(JobProgress(cause="k", node="n1", status=ended))
     world.tick()
     seat, kills = world.managed(a), sum(isinstance(effect, KillJob) for effect in world.effects)
-    assert (seat.state, seat.group.name, moves.heads_to(world.node, seat), kills) == (S.PARKED, "G01", "", 1)
+    assert (seat.state, seat.group.name, heads_to(world.node, seat), kills) == (S.PARKED, "G01", "", 1)
     assert seat.facts.promise is Promise.NONE
     world.tick(60)
-    assert moves.heads_to(world.node, seat) == "G23", "then it is tried again"
+    assert heads_to(world.node, seat) == "G23", "then it is tried again"
 
 
 def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_own_for_it(world: World) -> None:
@@ -278,11 +278,11 @@ def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_o
     world.traffic(a, waiting=2, oldest=5.0)
     world.traffic(b, waiting=2, oldest=1.0)
     world.tick()
-    assert [moves.heads_to(world.node, world.managed(one)) for one in (a, b)] == ["G23", ""]
-    at_home = moves.brought_elsewhere(world.node, world.managed(a), world.managed(a).home)
+    assert [heads_to(world.node, world.managed(one)) for one in (a, b)] == ["G23", ""]
+    at_home = brought_elsewhere(world.node, world.managed(a), world.managed(a).home)
     assert at_home.endswith("is to start on group G23"), "so its home evicts no seat for it"
     world.tick(31)
-    assert moves.heads_to(world.node, world.managed(a)) == "", "it did not come in time"
+    assert heads_to(world.node, world.managed(a)) == "", "it did not come in time"
 
 
 def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanwhile(world: World) -> None:
@@ -292,7 +292,7 @@ def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanw
     world.traffic(c, in_flight=0)
     world.traffic(a, waiting=2)
     world.finish()
-    assert (world.state(c), moves.heads_to(world.node, world.managed(a))) == (S.PARKED, "G23")
+    assert (world.state(c), heads_to(world.node, world.managed(a))) == (S.PARKED, "G23")
     dropped(world, a)
     world.traffic(c, waiting=1, oldest=9.0)
     comes_to_the_gate(world, a)
@@ -303,7 +303,7 @@ def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanw
 def test_a_seat_that_will_not_come_gives_its_place_back_at_once(world: World, *, deleted: bool) -> None:
     a, _ = busy_home(world)
     world.traffic(a, waiting=2)
-    assert moves.heads_to(world.node, world.managed(a)) == "G23"
+    assert heads_to(world.node, world.managed(a)) == "G23"
     if deleted:
         world.delete(a)
         assert world.state(a) is S.RELEASING
@@ -345,12 +345,12 @@ def test_the_cheapest_way_is_taken_and_another_where_the_driver_refuses_it(world
     a, _ = busy_home(world, "fake")
     seat = world.managed(a)
     assert moves.way(world.node, seat) == moves.MAP
-    seat.durable.costs.cold_seconds = seat.activate_seconds + 1.0
+    seat.durable.costs.cold_seconds = view.activate_seconds(seat) + 1.0
     assert moves.way(world.node, seat) == moves.RESTART
     seat.durable.costs.cold_seconds = 100.0
     seat.durable.fixed = "refused"
     assert moves.way(world.node, seat) == moves.RESTART
-    assert moves.seconds(world.node, seat) == 100.0 - seat.activate_seconds
+    assert moves.seconds(world.node, seat) == 100.0 - view.activate_seconds(seat)
     world.shows(a, restarts_inside=False)
     assert not moves.way(world.node, seat)
     assert "kyb-run" in moves.why_immovable(world.node, seat)
@@ -445,7 +445,7 @@ def test_a_pod_names_the_group_that_it_prefers(world: World) -> None:
     a, _ = busy_home(world)
     for value, there in (("G23", True), ("n1/G23", True), ("n2/G23", False), ("G01", False)):
         world.annotate(a, **{"prefer-group": value})
-        assert world.managed(a).prefers(world.groups[1], "n1") is there
+        assert pool.names(world.pods[a].annotations["kyb.ai/prefer-group"], world.groups[1], "n1") is there
 
 
 @pytest.mark.parametrize("step", ["drops", "ended", "waits", "starts"])

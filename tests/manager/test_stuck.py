@@ -9,7 +9,7 @@ from kybernate.engines import BACKENDS, RESTART
 from kybernate.messages import ActivateSeat, JobReply, KillJob, SeatTarget
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import EngineSeen, JobAnswered
-from services.gpu_manager.core.obstacles import stage
+from services.gpu_manager.core.obstacles import rest, stage
 from services.gpu_manager.core.phases import clock, going_on
 from services.gpu_manager.core.view import engine_probes, start_deadline
 from services.gpu_manager.pods import _probe_seconds
@@ -67,7 +67,7 @@ def test_a_start_that_is_never_healthy_ends_and_rests_and_another_seat_serves(wo
             world.start(b)
             world.healthy(b)
             world.traffic(b, in_flight=1)
-            reason = world.managed(a).rest(world.now).reason
+            reason = rest(world.managed(a), world.now).reason
             assert reason == "has failed once: its engine was not healthy within 10 min 46 s"
         if number < 2:
             world.tick(330.0)

@@ -214,7 +214,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """A call for a seat that has its lease means that its container exited or never started, unless kubelet gave the
     seat to another pod while the previous one may still run. The second read of the pods began after the call, and
     shows which it is. A call from inside says nothing about the seat's processes."""
-    if not seat.calls(now):
+    if not view.calls(seat, now):
         return
     if seat.gate.called is None:
         seat.gate.called = now.wall
@@ -233,9 +233,9 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         _exit(node, seat, "its container is started again", now)
     if seat.state is S.BACKOFF and seat.pod_seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
-    elif seat.state is S.STARTING and inside and not seat.calls(now, seat.group):
+    elif seat.state is S.STARTING and inside and not view.calls(seat, now, seat.group):
         return  # it waits for the end of its ticket, by evidence
-    elif seat.state is S.STARTING and not seat.calls(now, seat.group):
+    elif seat.state is S.STARTING and not view.calls(seat, now, seat.group):
         reason = f"it is started again, which cannot be on group {seat.group.name}"
         node.transition(seat, T.EXITED, now, reason=reason)
     elif seat.state is S.STARTING and not (

@@ -76,7 +76,7 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
             _clear(node, group, others, now)
         return
     for seat in map(node.seats.__getitem__, state.kept):
-        if seat.acts_as is S.WAITING and seat.calls(now, group):  # (4)
+        if seat.acts_as is S.WAITING and view.calls(seat, now, group):  # (4)
             state.picked, state.why = seat.id, "its place is kept here"
             _grant(node, group, seat, state.why, now)
             return

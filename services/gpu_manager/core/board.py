@@ -35,7 +35,7 @@ from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.riders import RIDERS, operations
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, Rider, by_hook
-from services.gpu_manager.failures import SERVED_SECONDS
+from services.gpu_manager.failures import SERVED_SECONDS, Failures
 
 S = SeatState
 
@@ -149,7 +149,7 @@ def _follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     served = usage.served if learned is None else learned.service.count
     long = now.wall >= seat.entered_wall + SERVED_SECONDS
     if seat.state is S.ACTIVE and not usage.proven and (served != usage.served or long):
-        usage.proven, seat.durable.failed = True, seat.durable.failed.served()
+        usage.proven, seat.durable.failed = True, Failures()
     usage.served = served
     had, usage.has_requests = usage.has_requests, bool(found.waiting or found.in_flight)
     if had or usage.has_requests:  # the last one ended with this message

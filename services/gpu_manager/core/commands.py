@@ -18,6 +18,7 @@ from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import PINNED, first, lasting, leaving, no, refusal, seat_refused
 from services.gpu_manager.core.riders.operations import DRAINED
 from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.failures import Failures
 
 S = SeatState
 
@@ -29,9 +30,10 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     """Accept a command, or refuse it with a reason."""
     act = _ACTS.get(type(command)) if isinstance(command, SeatCommand) else None
     if act is None or not isinstance(command, SeatCommand):
-        answers = (rider.answers(node, command, now) for rider in node.riders[Rider.answers])
-        unknown = no("unsupported", f"this manager does not know {type(command).__name__}")
-        return next((reply for reply in answers if reply is not None), unknown)
+        for rider in node.riders[Rider.answers]:
+            if (reply := rider.answers(node, command, now)) is not None:
+                return reply
+        return no("unsupported", f"this manager does not know {type(command).__name__}")
     refused = seat_refused(node, command.seat)
     if refused is not None and not (refused.code == "quarantined" and isinstance(command, UnpinSeat)):
         return refused  # a pin would outlast the quarantine: it may be taken away
@@ -99,7 +101,7 @@ _ACTS = {ActivateSeat: _activate, ParkSeat: _park, PinSeat: _pin, UnpinSeat: _un
 
 def _end_backoffs(node: NodeState, seat: ManagedSeat) -> None:
     """An operator asks for it now: what failed before does not count."""
-    seat.durable.failed = seat.durable.failed.served()
+    seat.durable.failed = Failures()
     for backoff in (seat.backoff.activation, seat.backoff.move, node.groups[seat.group.name].backoff):
         backoff.until = WallTime(0.0)
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from kybernate import deadlines
-from kybernate.annotations import PREFER_GROUP, tier_problem
+from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
 from kybernate.engines import RESTART
@@ -19,11 +19,9 @@ from kybernate.seat import COMING, WITHOUT_RUN, SeatState, container_of, start_i
 from kybernate.topology import Group
 from services.gpu_manager.core.facts import Facts, Process, Residence, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
-from services.gpu_manager.core.seat_pod import Reserved, SeatPod, names, not_its_own, refusal
+from services.gpu_manager.core.seat_pod import Reserved, SeatPod, not_its_own
 from services.gpu_manager.ledger import Durable
 
-LAST_MOMENT_SECONDS = 0.5
-"""Wall: a waiting call that ends within this time gets no ticket any more."""
 FIRST_STAY_SECONDS, LONGEST_STAY_SECONDS = 15.0, 600.0
 """Wall: how long a seat that could not be moved is left where it is: twice the first, at most the last."""
 REHEARSAL = "rehearsal-"
@@ -283,17 +281,6 @@ class ManagedSeat:
         """A move of it has failed: it is not moved again for a while."""
         self.backoff.move.fail(now, first=FIRST_STAY_SECONDS, longest=LONGEST_STAY_SECONDS)
 
-    def yields_group(self, now: Now) -> bool:
-        """True while its failed activations or starts keep it from taking the group again before others."""
-        return self.state in (SeatState.PARKED, SeatState.WAITING) and self.rest(now).active(now)
-
-    def rest(self, now: Now) -> Backoff:
-        """For how long others go first, and why."""
-        failed, unix = self.durable.failed, float(now.unix)
-        if failed.failing or not (failed.count and failed.pausing(unix)):
-            return self.backoff.activation
-        return Backoff(failed.count, now.wall + (failed.until - unix), f"has failed once: {failed.why}")
-
     def failed(self, why: str, now: Now) -> None:
         """Its engine has ended without having served, or no process came by its ticket."""
         pod, known = self.pod, self.durable.failed
@@ -302,23 +289,6 @@ class ManagedSeat:
         self.durable.failed = failed = known.ended(float(now.unix), now.wall - self.entered_wall, why, code, line)
         if failed.failing:
             self.usage.wanted_since = None  # an operator has asked once
-
-    def calls(self, now: Now, on: Group | None = None) -> bool:
-        """True while a start waits at the gate for this owner, and long enough to use a ticket. ``on``: there."""
-        call = self.gate.call
-        if call is None:
-            return False
-        if on is not None and (on.name in call.closed or not (call.inside or on.name == self.home.name)):
-            return False
-        return not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
-
-    def prefers(self, group: Group, node: str) -> bool:
-        """True for the group that its pod names."""
-        return self.pod is not None and names(self.pod.annotations.get(PREFER_GROUP, ""), group, node)
-
-    def refused(self) -> str:
-        """Why its container gets no ticket; empty when it may."""
-        return self.terms.refused or (refusal(self.pod, self.group) if self.pod is not None else "")
 
     @property
     def rehearses(self) -> bool:
@@ -339,12 +309,6 @@ class ManagedSeat:
             return self.durable.spilled
         inside = self.pod is not None and self.pod.restarts_inside
         return f"it is parked by restart{'' if inside else f', {WITHOUT_RUN}'}"
-
-    @property
-    def activate_seconds(self) -> float:
-        """Model seconds that bringing it back takes, by what was measured."""
-        costs = self.durable.costs
-        return (self.durable.spilled and costs.cold_seconds) or costs.activate_seconds
 
     @property
     def backend(self) -> str:

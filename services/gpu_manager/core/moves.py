@@ -3,7 +3,7 @@
  1 asked      a group's policy has the waiting seats of its pool in view (``pool.full_view``), or an
               operator names seat and group (``operations``: ``NodeState.moves``; ``view.seats_for``)
  2 may it     its pod, its backend, the driver, its container (``why_immovable``: row 150 of the list); no failed move
-              of it a short time before (row 310); no other group brings it (``brought_elsewhere``: row 320)
+              of it a short time before (row 310); no other group brings it (row 320)
  3 costs      the cheapest way that it has (``way``, ``seconds``)
  4 leaves     ordered while it serves, it is drained and parked at home first (``Operations.expels``)
  5 pulled     the policy of the other group chooses it for a free slot or for the place of a victim, which drains
@@ -33,7 +33,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import GroupState, NodeState, SwitchPhase
+from services.gpu_manager.core.state import GroupState, NodeState
 
 S = SeatState
 
@@ -72,7 +72,7 @@ def _seconds(node: NodeState, seat: ManagedSeat, by: str) -> float:
         return node.move_seconds
     if seat.facts.at_home:
         return 0.0  # it starts in any case
-    return max(0.0, (seat.durable.costs.cold_seconds or COLD_SECONDS) - seat.activate_seconds)
+    return max(0.0, (seat.durable.costs.cold_seconds or COLD_SECONDS) - view.activate_seconds(seat))
 
 
 def way(node: NodeState, seat: ManagedSeat) -> str:
@@ -106,30 +106,6 @@ def seconds(node: NodeState, seat: ManagedSeat) -> float:
     return _seconds(node, seat, found) if found else _NO_WAY_SECONDS
 
 
-# --- it is pulled -----------------------------------------------------------------------------------------------------
-
-
-def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
-    """Why only another group may bring a seat back: an operator moves it there, or a switch may bring it there, or
-    clears GPUs there for it; empty: this one may.
-
-    A drain that makes room for it there is called off if it can come here without one.
-    """
-    if (to := node.ordered_to(seat)) not in ("", group.name):
-        return f"{seat.name} is being moved to group {to}"
-    if (to := heads_to(node, seat)) not in ("", group.name):
-        return f"{seat.name} is to start on group {to}"
-    for switch in node.switches.values():
-        to = switch.group if switch.incoming == seat.id else ""
-        if switch.clears_for == seat.id:
-            to = view.claiming(node, switch)
-        if to not in ("", group.name) and not (
-            switch.phase is SwitchPhase.DRAINING and view.room(node, seat, on=group)
-        ):
-            return f"a switch brings {seat.name} to group {to}"
-    return ""
-
-
 # --- it begins by a restart, and ends ---------------------------------------------------------------------------------
 
 
@@ -138,11 +114,6 @@ def start_there(node: NodeState, seat: ManagedSeat, group: Group, reason: str, n
     node.groups[group.name].kept[seat.id] = now.wall + HEADS_SECONDS
     why = f"its engine ends here and starts on group {group.name}: {reason}"
     node.drop_copy(seat, why, now, node.next_epoch(now))
-
-
-def heads_to(node: NodeState, seat: ManagedSeat) -> str:
-    """The group on which a seat that ends its engine is to start; empty: none."""
-    return next((name for name, state in node.groups.items() if seat.id in state.kept), "")
 
 
 def step(node: NodeState, there: GroupState, now: Now) -> None:

@@ -18,13 +18,13 @@ from typing import Any, Literal
 from kybernate.messages import CommandReply
 from kybernate.seat import SeatState
 from kybernate.sizes import format_bytes
-from kybernate.topology import Group
+from kybernate.topology import Group, mig_refusal
 from services.gpu_manager.core import moves, phases, view
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.stage import NO_CLOCK, Clock, Stage
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, SwitchPhase
 
 S = SeatState
 
@@ -191,7 +191,15 @@ def BROKEN(ask: Ask) -> Stage | None:
 @row(130, "refused", "seat", "pod owner", code="refused")
 def REFUSED(ask: Ask) -> Stage | None:
     """Its container can never run on its group."""
-    text = ask.seat.refused()
+    seat, pod = ask.seat, ask.seat.pod
+    text = seat.terms.refused
+    if not text and pod is not None and len(pod.resources) > 1:
+        text = (
+            f"container {pod.container} of pod {pod.pod} asks for {' and '.join(pod.resources)}: a container runs on "
+            f"one group of GPUs; keep one of them in resources.limits and make the pod anew"
+        )
+    elif not text and pod is not None:
+        text = mig_refusal(seat.group, pod.notes.backend) or ""
     return Stage("refused", text) if text else None
 
 
@@ -384,13 +392,26 @@ def SWITCH(ask: Ask) -> Stage | None:
 def RESTS(ask: Ask) -> Stage | None:
     """Its activation or its start failed, and another seat of the group serves or is asked for."""
     node, seat, now = ask.node, ask.seat, ask.now
-    if not seat.yields_group(now):
+    if not _yields(seat, now):
         return None
     others = (one for one in view.seats_for(node, ask.group) if one is not seat)
-    if not any(_is_asked(node, one, ask.group, now) for one in others if not one.yields_group(now)):
+    if not any(_is_asked(node, one, ask.group, now) for one in others if not _yields(one, now)):
         return None
-    backoff = seat.rest(now)
+    backoff = rest(seat, now)
     return phases.backs_off("seat", seat.id, backoff, f"{seat.name} {backoff.reason}", now)
+
+
+def _yields(seat: ManagedSeat, now: Now) -> bool:
+    """True while its failed activations or starts keep a seat from taking the group again before others."""
+    return seat.state in (S.PARKED, S.WAITING) and rest(seat, now).active(now)
+
+
+def rest(seat: ManagedSeat, now: Now) -> Backoff:
+    """For how long others go first, and why."""
+    failed, unix = seat.durable.failed, float(now.unix)
+    if failed.failing or not (failed.count and failed.pausing(unix)):
+        return seat.backoff.activation
+    return Backoff(failed.count, now.wall + (failed.until - unix), f"has failed once: {failed.why}")
 
 
 def _is_asked(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> bool:
@@ -414,8 +435,34 @@ def STAYS(ask: Ask) -> Stage | None:
 @row(320, "moving", "pair", "operator", "the operation or the switch ends")
 def MOVING(ask: Ask) -> Stage | None:
     """An operator moves it elsewhere, or a switch brings it to another group, or clears the GPUs of one for it."""
-    text = moves.brought_elsewhere(ask.node, ask.seat, ask.group)
+    text = brought_elsewhere(ask.node, ask.seat, ask.group)
     return Stage("moving", text) if text else None
+
+
+def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
+    """Why only another group may bring a seat back: an operator moves it there, or a switch may bring it there, or
+    clears GPUs there for it; empty: this one may.
+
+    A drain that makes room for it there is called off if it can come here without one.
+    """
+    if (to := node.ordered_to(seat)) not in ("", group.name):
+        return f"{seat.name} is being moved to group {to}"
+    if (to := heads_to(node, seat)) not in ("", group.name):
+        return f"{seat.name} is to start on group {to}"
+    for switch in node.switches.values():
+        to = switch.group if switch.incoming == seat.id else ""
+        if switch.clears_for == seat.id:
+            to = view.claiming(node, switch)
+        if to not in ("", group.name) and not (
+            switch.phase is SwitchPhase.DRAINING and view.room(node, seat, on=group)
+        ):
+            return f"a switch brings {seat.name} to group {to}"
+    return ""
+
+
+def heads_to(node: NodeState, seat: ManagedSeat) -> str:
+    """The group on which a seat that ends its engine is to start; empty: none."""
+    return next((name for name, state in node.groups.items() if seat.id in state.kept), "")
 
 
 @row(330, "vram-evidence", "holder", "administrator", "evidence", turn=True)
@@ -448,9 +495,9 @@ def UNPARKED(ask: Ask) -> Stage | None:
 @row(355, "start-gate", "seat", "-", "kubelet's next call", turn=True)
 def NO_CALL(ask: Ask) -> Stage | None:
     """No start waits at the gate at this moment, or none that can be on this group."""
-    if ask.seat.acts_as is not S.WAITING or ask.seat.calls(ask.now, ask.group):
+    if ask.seat.acts_as is not S.WAITING or view.calls(ask.seat, ask.now, ask.group):
         return None
-    if ask.seat.calls(ask.now):
+    if view.calls(ask.seat, ask.now):
         call = ask.seat.gate.call
         closed = call is not None and ask.group.name in call.closed
         why = "a GPU of it is gone, or not in its container" if closed else "its container has other GPUs"
@@ -503,14 +550,14 @@ def counted(act: Act | None) -> tuple[Row, ...]:
 
 def of_group(node: NodeState, group: Group, now: Now) -> Iterator[Obstacle]:
     """What keeps every seat from a group, in order."""
-    return _of(counted(None), Ask(node, group, now))
+    return holding(counted(None), Ask(node, group, now))
 
 
 def obstacles(
     node: NodeState, seat: ManagedSeat, group: Group, now: Now, *, act: Act = "run", without: ManagedSeat | None = None
 ) -> Iterator[Obstacle]:
     """Why a seat does not run on a group now, in order. ``without``: a victim that counts as gone."""
-    return _of(counted(act), Ask(node, group, now, seat, without, act))
+    return holding(counted(act), Ask(node, group, now, seat, without, act))
 
 
 def unready(
@@ -518,17 +565,12 @@ def unready(
 ) -> Obstacle | None:
     """What keeps a seat from a group although a holder would leave for it, whosever turn it is; None: it is ready."""
     rows = (one for one in counted("send") if one is not ROOM)
-    return first(_of(rows, Ask(node, group, now, seat, without, "send")))
-
-
-def home_obstacles(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obstacle]:
-    """Why the group that a seat is on has no slot for it now."""
-    return _of((*counted(None), ROOM), Ask(node, seat.group, now, seat))
+    return first(holding(rows, Ask(node, group, now, seat, without, "send")))
 
 
 def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle]:
     """Why an active holder is not drained now."""
-    return _of((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now))
+    return holding((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now))
 
 
 def first(found: Iterable[Obstacle]) -> Obstacle | None:
@@ -536,7 +578,8 @@ def first(found: Iterable[Obstacle]) -> Obstacle | None:
     return next(iter(found), None)
 
 
-def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
+def holding(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
+    """Those of the rows that hold now."""
     for one in rows:
         if (found := one.holds(ask)) is not None:
             yield Obstacle(one, found)
@@ -601,7 +644,7 @@ def waits(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obstacle]:
     """What an owned seat that does not serve waits for. Stops of its group are left out where it may go to another
     group that has none."""
     if seat.state not in (S.PARKED, S.WAITING):
-        return _of((FAILED, _OWN.get(seat.state, SWITCH)), Ask(node, seat.group, now, seat))
+        return holding((FAILED, _OWN.get(seat.state, SWITCH)), Ask(node, seat.group, now, seat))
     group = node.groups[node.ordered_to(seat) or seat.group.name].group
     stopped = refusal(node, seat, now) is not None
     return (one for one in obstacles(node, seat, group, now) if stopped or one.row.kind != "stop")
@@ -634,7 +677,7 @@ def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
     stops, serves = [one for one in counted(None) if one.kind == "stop"], seat.state in (S.ACTIVE, S.DRAINING)
     there = [one for one in stops if one.drives_out or not serves]
     rows = (*there, REFUSED) if serves else (*there, REFUSED, UNLOCATED, UNMADE, RESTS)
-    for one in _of(rows, Ask(node, seat.group, now, seat)):
+    for one in holding(rows, Ask(node, seat.group, now, seat)):
         if one.row not in there or refusal(node, seat, now, stops) is not None:
-            return seat.rest(now).reason if one.row is RESTS else one.text
+            return rest(seat, now).reason if one.row is RESTS else one.text
     return ""

@@ -6,6 +6,7 @@ slot (``docs/dev/decisions/014-moves-are-pulled.md``).
 
 from dataclasses import replace
 
+from kybernate.annotations import PREFER_GROUP
 from kybernate.policy import GroupView, PeerView, SeatView
 from kybernate.policy.index import rate
 from kybernate.seat import SeatState
@@ -13,7 +14,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import moves, phases, view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.obstacles import SWITCH, first, home_obstacles, of_group, unready
+from services.gpu_manager.core.obstacles import SWITCH, Ask, counted, first, holding, of_group, unready
 from services.gpu_manager.core.state import NodeState
 
 S = SeatState
@@ -22,11 +23,10 @@ S = SeatState
 def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
     """The policy's view of a group, without seats elsewhere, but with those that an operator moves here. Holders that
     are spared count as pinned."""
-    present = view.seats_for(node, group)
-    free = view.free_bytes(node, group)
+    present, free = view.seats_for(node, group), view.free_bytes(node, group)
+    keep = view.spared(present, now)
     seats = [view.seat_view(node, seat, now) for seat in present]
-    if keep := view.spared(present, now):
-        seats = [replace(seat, pinned=True) if seat.seat in keep else seat for seat in seats]
+    seats = [replace(seat, pinned=True) if seat.seat in keep else seat for seat in seats]
     if any(seat.yields for seat in seats):  # to requests: warm-up of one interrupts no start of another
         seats = [seat for seat in seats if seat.state is not S.WAITING or view.requested(seat)]
     judged = tuple(_judged(node, seat, group, now) for seat in seats)
@@ -51,7 +51,7 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
             continue
         if (guest := node.moved_views.get(seat.id)) is None or seat.acts_as is S.WAITING:  # its call names groups
             guest = node.moved_views[seat.id] = as_guest(node, seat, group, now)
-        if seat.prefers(group, node.name):
+        if seat.pod is not None and names(seat.pod.annotations.get(PREFER_GROUP, ""), group, node.name):
             guest = replace(guest, prefers=True)
         if seat.acts_as is S.PARKED and not guest.loses_copy:
             parked[seat.group.name].append(guest)
@@ -59,6 +59,11 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
             found.append(_judged(node, guest, group, now))
     shown = tuple(_peer(node, peer, parked[peer.name], now) for peer in peers)
     return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=_leaves_for(node, seen))
+
+
+def names(prefers: str, group: Group, node: str) -> bool:
+    """True for the group that a pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""
+    return prefers in (group.name, f"{node}/{group.name}")
 
 
 def as_guest(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> SeatView:
@@ -118,7 +123,7 @@ def _peer(node: NodeState, peer: Group, parked: list[SeatView], now: Now) -> Pee
     if not idle:
         return PeerView(peer.name, asked, free=False, frees_in=None)
     own, _, seat = min(idle)  # (4)
-    lost = own / (own + asked) * seat.activate_seconds if own > 0 else 0.0
+    lost = own / (own + asked) * view.activate_seconds(seat) if own > 0 else 0.0
     return PeerView(peer.name, asked, False, seat.durable.costs.park_seconds, lost)
 
 
@@ -128,6 +133,7 @@ def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     switch = node.switches.get(seat.group.name)
     victim = node.seats.get(switch.victim or "") if switch is not None and switch.incoming is None else None
     over = victim is not None and victim.state is S.PARKED
-    elsewhere = seat.acts_as is S.WAITING and seat.calls(now) and not seat.calls(now, seat.group)
-    found = home_obstacles(node, seat, now)
-    return elsewhere or not seat.group.seat_ids or any(not (over and one.row is SWITCH) for one in found)
+    elsewhere = seat.acts_as is S.WAITING and view.calls(seat, now) and not view.calls(seat, now, seat.group)
+    found = holding(counted(None), Ask(node, seat.group, now, seat))
+    busy = any(not (over and one.row is SWITCH) for one in found) or not view.room(node, seat)
+    return busy or elsewhere or not seat.group.seat_ids

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from kybernate.annotations import AnnotationProblem, SeatAnnotations, parse
 from kybernate.node.known_gpus import KnownGpus
-from kybernate.topology import AllocatedSeat, Group, group_key, mig_refusal, size_of, with_orphaned_seats
+from kybernate.topology import AllocatedSeat, Group, group_key, size_of, with_orphaned_seats
 from services.gpu_manager.ledger import Ledger
 
 Reserved = Mapping[str, tuple[str, ...]]
@@ -89,21 +89,6 @@ def not_its_own(pod: SeatPod, reserved: Reserved) -> str:
                 f"change the pod, or reserved: in the node's configuration"
             )
     return ""
-
-
-def refusal(pod: SeatPod, group: Group) -> str:
-    """Why this container can never start on this group, and what to do; empty when it can."""
-    if len(pod.resources) > 1:
-        return (
-            f"container {pod.container} of pod {pod.pod} asks for {' and '.join(pod.resources)}: a container runs on "
-            f"one group of GPUs; keep one of them in resources.limits and make the pod anew"
-        )
-    return mig_refusal(group, pod.notes.backend) or ""
-
-
-def names(prefers: str, group: Group, node: str) -> bool:
-    """True for the group that a pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""
-    return prefers in (group.name, f"{node}/{group.name}")
 
 
 @dataclass(frozen=True, slots=True)

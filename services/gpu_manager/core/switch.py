@@ -263,7 +263,7 @@ def _choice(node: NodeState, switch: GroupSwitch, now: Now) -> ManagedSeat | Non
     if not isinstance(decision, Switch) or decision.evict is not None:
         return None
     seat = node.seats[decision.activate]
-    ready = seat.acts_as is S.PARKED or (seat.acts_as is S.WAITING and seat.calls(now, group.group))
+    ready = seat.acts_as is S.PARKED or (seat.acts_as is S.WAITING and view.calls(seat, now, group.group))
     if not ready or seat is victim:
         return None
     if first(obstacles(node, seat, group.group, now, act="send", without=victim)) is not None:

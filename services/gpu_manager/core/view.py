@@ -20,6 +20,8 @@ from services.gpu_manager.core.state import CUT_GRACE_SECONDS, GroupSwitch, Node
 
 S = SeatState
 
+LAST_MOMENT_SECONDS = 0.5
+"""Wall: a waiting call that ends within this time gets no ticket any more."""
 UNASKED_SECONDS, UNHEALTHY_SECONDS = 5.0, 600.0
 """Wall: a start gives way to others after so long without a request; a first one, also with requests, after so long."""
 LATE_START_SECONDS = 60.0
@@ -58,6 +60,16 @@ def wanted(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     if seat.acts_as is S.WAITING:  # also between two calls of kubelet
         return seat.gate.called is not None and may_start(node, seat, demand(node, seat), now)
     return seat.acts_as is S.PARKED and requested(seat_view(node, seat, now))
+
+
+def calls(seat: ManagedSeat, now: Now, on: Group | None = None) -> bool:
+    """True while a start waits at the gate for this owner, and long enough to use a ticket. ``on``: there."""
+    call = seat.gate.call
+    if call is None:
+        return False
+    if on is not None and (on.name in call.closed or not (call.inside or on.name == seat.home.name)):
+        return False
+    return not seat.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
 
 
 def may_start(node: NodeState, seat: ManagedSeat, of_seat: SeatDemand, now: Now) -> bool:
@@ -132,7 +144,7 @@ def spared(seats: list[ManagedSeat], now: Now) -> set[str]:
     """Holders that back off from parking, where another one of these seats can leave: it goes first."""
     active = [seat for seat in seats if seat.state is S.ACTIVE]
     stuck = {seat.id for seat in active if seat.backoff.park.active(now)}
-    return stuck if any(seat.id not in stuck and not seat.pinned for seat in active) else set()
+    return stuck if stuck and any(seat.id not in stuck and not seat.pinned for seat in active) else set()
 
 
 def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None) -> SeatView:
@@ -142,7 +154,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     learned, ages, oldest_wait = node.learning.of(seat.id, terms.model), found.ages(now), found.oldest_wait(now)
     wanted_seconds = None if usage.wanted_since is None else now.model - usage.wanted_since
     start_wait, goes_first = None, False
-    if seat.calls(now, on or seat.group) and may_start(node, seat, found, now):
+    if calls(seat, now, on or seat.group) and may_start(node, seat, found, now):
         since = now.wall if seat.gate.called is None else seat.gate.called
         start_wait, goes_first = (now.wall - since) * now.pace, first_in(node, seat, now) < 0
         if _rests(seat):  # it came to the gate when it was parked
@@ -164,7 +176,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         unclaimed=usage.unclaimed,
         idle_seconds=now.model - max(usage.busy, usage.active_since),
         park_seconds=costs.park_seconds,
-        activate_seconds=seat.activate_seconds,
+        activate_seconds=activate_seconds(seat),
         waited_seconds=seat.durable.waited,
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
@@ -174,6 +186,12 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         vram_bytes=max(taken.values()) if (taken := taken_bytes(node, seat, on or seat.group)) else 0,
         model=seat.model,
     )
+
+
+def activate_seconds(seat: ManagedSeat) -> float:
+    """Model seconds that bringing it back takes, by what was measured."""
+    costs = seat.durable.costs
+    return (seat.durable.spilled and costs.cold_seconds) or costs.activate_seconds
 
 
 # --- room -------------------------------------------------------------------------------------------------------------

@@ -24,8 +24,18 @@ from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.core.moves import heads_to
-from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, lasting, no, obstacles, row, seat_refused, stage
+from services.gpu_manager.core.obstacles import (
+    IMMOVABLE,
+    Ask,
+    first,
+    heads_to,
+    lasting,
+    no,
+    obstacles,
+    row,
+    seat_refused,
+    stage,
+)
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState, Rider, Sample
 from services.gpu_manager.ledger import Ledger, OperatorOrder
@@ -237,12 +247,13 @@ def statuses(node: NodeState, now: Now) -> list[OrderStatus]:
 
 def status(node: NodeState, order: OperatorOrder, now: Now) -> OrderStatus:
     """How far an order is."""
-    outcome, text = _result(node, order, now)
-    seat = node.seats.get(order.target) if order.verb == "migrate" else None
+    (outcome, text), model = _result(node, order, now), ""
+    if order.verb == "migrate" and (seat := node.seats.get(order.target)) is not None:
+        model, text = seat.name, text if outcome else _text(node, seat, now)
     return OrderStatus(
         verb=order.verb,
         target=order.target,
-        model=seat.name if seat is not None else "",
+        model=model,
         to=order.to,
         purpose=order.purpose,
         actor=order.actor,
@@ -278,7 +289,7 @@ def _forget(node: NodeState, name: str) -> None:
 
 
 def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[Literal["", "done", "failed"], str]:
-    """The outcome of an order, empty while it goes on, with what is true then or what it waits for."""
+    """The outcome of an order, empty while it goes on, with what is true then, or what a drain waits for."""
     if order.outcome:
         return "failed", order.reason
     if order.verb == "drain":
@@ -300,7 +311,7 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[Literal[""
             return "failed", f"{seat.name} could not be activated there: {seat.reason}"
         if float(now.unix) > order.begun + MOVE_SECONDS:
             return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {stage(node, seat, now).text}"
-    return "", _text(node, seat, now)
+    return "", ""
 
 
 def _busy(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
