@@ -108,7 +108,7 @@ def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
         **_of_riders(node, group, now),
         "phases": going_on(node, group, now),
         "peers": [peer.name for peer in node.groups[group.name].peers],
-        "seats": [_why_seat(node, seat, now) for seat in node.seats_on(group) if seat.pod is not None],
+        "seats": [_why_seat(node, seat, now) for seat in view.seats_on(node, group) if seat.pod is not None],
     }
 
 

@@ -61,7 +61,7 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.core.pool import names
+from services.gpu_manager.core.moves import names
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.engines import EngineProbes

@@ -141,7 +141,7 @@ def _groups(node: NodeState) -> Iterator[Sample]:
     for group in node.setup.groups:
         one = {"group": group.name}
         text = "VRAM of seats that hold their group, as last measured"
-        held = [seat for seat in node.seats_on(group) if seat.lease]
+        held = [seat for seat in view.seats_on(node, group) if seat.lease]
         for state in {one.state: 0 for one in held} or ("",):
             vram = sum(seat.durable.vram_bytes for seat in held if seat.state == state)
             yield Sample("kybernate_vram_bytes", text, vram if held else None, one | {"state": str(state)})

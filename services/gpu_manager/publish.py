@@ -40,7 +40,6 @@ from services.gpu_manager.core.inputs import (
     StartTicket,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.moves import why_immovable
 from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.state import NodeState, Rider
 from services.gpu_manager.failures import LONGEST_PAUSE_SECONDS
@@ -96,7 +95,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         blocked=obstacles.blocked(node, seat, now),
         failed=seat.durable.failed.text(seat.name),
         failed_until=_failed_until(seat, now),
-        fixed=why_immovable(node, seat),
+        fixed=view.why_immovable(node, seat),
         reported_at=float(now.unix),
         **_of_riders(node, seat, now),
     )
@@ -392,7 +391,7 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
     """
     texts = {}
     for group in node.setup.groups:
-        calling = [(seat.gate.call.since, seat) for seat in node.seats_on(group) if seat.gate.call is not None]
+        calling = [(seat.gate.call.since, seat) for seat in view.seats_on(node, group) if seat.gate.call is not None]
         if not calling:
             continue
         held = " and ".join(

@@ -66,9 +66,9 @@ from services.gpu_manager.core.inputs import (
     Tick,
     WallTime,
 )
-from services.gpu_manager.core.moves import way
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup
+from services.gpu_manager.core.view import way
 from services.gpu_manager.gpu_processes import READS as PROCESS_READS
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.manager import FOREIGN_SECONDS
@@ -257,7 +257,9 @@ def moves(board: Board) -> list[tuple[str, str]]:
     node, groups = board.node, board.node.groups.values()
     parked = {
         one.group.name: [
-            s for s in node.seats_on(one.group) if s.state in (SeatState.PARKED, SeatState.WAITING) and way(node, s)
+            s
+            for s in view.seats_on(node, one.group)
+            if s.state in (SeatState.PARKED, SeatState.WAITING) and way(node, s)
         ]
         for one in groups
     }

@@ -5,7 +5,7 @@ import pytest
 from kybernate.messages import DrainNode, MigrateSeat, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import BusChanged, FaultyGpusSeen
-from services.gpu_manager.core.obstacles import brought_elsewhere, heads_to
+from services.gpu_manager.core.obstacles import MOVING, Ask, heads_to
 from tests.manager.pulling import Pulls
 from tests.manager.test_restarts import (
     arrives,
@@ -67,7 +67,7 @@ def test_a_seat_that_is_ordered_home_while_it_drops_its_copy_gives_its_place_bac
     assert world.order(MigrateSeat, seat=a, to="G01").accepted
     seat = world.managed(a)
     assert (seat.group.name, heads_to(world.node, seat), world.node.moves) == ("G01", "", {})
-    assert brought_elsewhere(world.node, seat, seat.home) == "", "its home may start it"
+    assert MOVING.holds(Ask(world.node, seat.home, world.now, seat)) is None, "its home may start it"
 
 
 @pytest.mark.parametrize("scope", ["G23", ""])

@@ -9,7 +9,7 @@ from kybernate.messages import KillJob, MigrateSeat
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
 from services.gpu_manager import metrics
-from services.gpu_manager.core import moves
+from services.gpu_manager.core import view
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
 from tests.manager.test_restarts import arrives, busy_home, called_again, comes_up, tickets
@@ -39,7 +39,7 @@ def world() -> World:
 
 def test_a_parked_seat_moves_to_another_instance_of_its_gpu_by_a_restart(world: World) -> None:
     a, _ = busy_home(world, "sglang")
-    assert moves.way(world.node, world.managed(a)) == moves.RESTART
+    assert view.way(world.node, world.managed(a)) == view.RESTART
     world.traffic(a, waiting=2)
     called_again(world, a)
     assert tickets(world, a) == ["", "M1"]
@@ -54,9 +54,9 @@ def test_no_backend_moves_a_seat_of_an_instance_by_the_drivers_map_and_the_note_
 ) -> None:
     a, _ = busy_home(world, backend)
     seat = world.managed(a)
-    assert moves.way(world.node, seat) == moves.RESTART
+    assert view.way(world.node, seat) == view.RESTART
     world.shows(a, restarts_inside=False)
-    assert not moves.way(world.node, seat)
+    assert not view.way(world.node, seat)
     note = (
         "the driver cannot checkpoint MIG instances; its container has its GPUs; "
         "with kyb-run in front it could start on others"

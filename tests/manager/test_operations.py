@@ -22,6 +22,7 @@ from services.gpu_manager.core.inputs import (
     JobsReported,
     StartTicket,
 )
+from services.gpu_manager.core.obstacles import ordered_to
 from services.gpu_manager.core.riders.operations import KEPT_SECONDS, MOVE_SECONDS, drain_on
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
@@ -464,7 +465,7 @@ def test_a_pod_that_leaves_ends_its_move(soft: World) -> None:
     soft.order(MigrateSeat, seat=b, to="G1")
     soft.exit(b)
     assert soft.ordered(b).outcome == "failed"
-    assert not soft.node.ordered_to(soft.managed(b))
+    assert not ordered_to(soft.node, soft.managed(b))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from kybernate.messages import (
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, PeerView, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import pool
+from services.gpu_manager.core import moves
 from services.gpu_manager.core.inputs import (
     FaultyGpusSeen,
     ForeignProcess,
@@ -85,7 +85,7 @@ def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
 
 def test_a_group_sees_what_the_others_of_its_pool_hold(world: World, a: str, b: str, c: str) -> None:
     def seen(of: str) -> PeerView:
-        (peer,) = pool.full_view(world.node, world.node.groups[of].group, world.now).peers
+        (peer,) = moves.full_view(world.node, world.node.groups[of].group, world.now).peers
         return peer
 
     costs = world.managed(c).durable.costs
@@ -158,7 +158,7 @@ def test_a_faulty_gpu_draws_no_seats_from_elsewhere(world: World, a: str, b: str
 
 def test_what_a_move_costs_is_learned_apart_from_activating(world: World, a: str, b: str) -> None:
     before = world.managed(a).durable.costs.activate_seconds
-    assert pool.as_guest(world.node, world.managed(a), world.groups[1], world.now).move_seconds == 3.0
+    assert moves.as_guest(world.node, world.managed(a), world.groups[1], world.now).move_seconds == 3.0
     world.progress(move(world, a, b))
     assert world.managed(a).durable.costs.activate_seconds == before
     assert world.node.move_seconds < 3.0
@@ -502,11 +502,11 @@ def test_each_group_of_a_pool_sees_what_is_said_of_itself() -> None:
     seat = world.managed(a)
     seat.pod = replace(seat.pod, annotations={"kyb.ai/prefer-group": "G2"})
     world.node.moved_views.clear()
-    seen = [pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
+    seen = [moves.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
     assert not any(seen), "nothing asks for it"
     seat.usage.wanted_since = world.now.model
     world.node.moved_views.clear()
-    (first,), (second,) = (pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:])
+    (first,), (second,) = (moves.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:])
     assert (first.prefers, second.prefers) == (False, True)
 
 
@@ -521,7 +521,7 @@ def test_a_call_that_is_closed_to_one_group_is_seen_by_the_others() -> None:
     seat = world.managed(b)
     seat.gate.call = replace(seat.gate.call, inside=True, closed=frozenset({"G1"}))
     world.node.moved_views.clear()
-    seen = [pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
+    seen = [moves.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
     assert [[one.seat for one in each] for each in seen] == [[], [b]]
 
 
@@ -533,6 +533,6 @@ def test_a_group_that_is_cleared_for_a_seat_is_not_seen_as_one_that_gets_free(
     switch = world.node.switches["G1"]
     assert (switch.victim, switch.beneficiary, world.state(c)) == (c, a, S.DRAINING)
 
-    (peer,) = pool.full_view(world.node, world.node.groups["G0"].group, world.now).peers
+    (peer,) = moves.full_view(world.node, world.node.groups["G0"].group, world.now).peers
 
     assert (peer.group, peer.free, peer.frees_in) == ("G1", False, None)

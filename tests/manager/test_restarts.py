@@ -7,10 +7,10 @@ import pytest
 from kybernate.messages import JobProgress, JobStatus, KillJob, MigrateSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import moves, pool, recovery, view
+from services.gpu_manager.core import moves, recovery, view
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import SeatTicket, StartCall, StartCalls, StartTicket
-from services.gpu_manager.core.obstacles import brought_elsewhere, heads_to, obstacles
+from services.gpu_manager.core.obstacles import MOVING, Ask, heads_to, obstacles
 from services.gpu_manager.core.starts import INSIDE_SECONDS
 from services.gpu_manager.failures import Failures
 from services.gpu_manager.ledger import Ledger
@@ -21,7 +21,7 @@ from tests.manager.world import World, booted, make_group
 
 @pytest.fixture
 def world() -> World:
-    """Two pairs that are one pool."""
+    """Two pairs that are one moves."""
     groups = (make_group("G01", [0, 1], 3, rebalance=True), make_group("G23", [2, 3], 3, rebalance=True))
     return booted(*groups, policy=Pulls(), warmup=False)
 
@@ -143,10 +143,10 @@ def test_a_seat_at_the_gate_waits_for_its_call_then_for_a_request_and_then_for_m
 def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backend: str) -> None:
     a, _ = busy_home(world, backend)
     world.exit(a)
-    assert moves.way(world.node, world.managed(a)) == "", "its container has to start first"
+    assert view.way(world.node, world.managed(a)) == "", "its container has to start first"
     comes_to_the_gate(world, a, inside=False)
     world.traffic(a, waiting=2)
-    assert (world.managed(a).acts_as, moves.way(world.node, world.managed(a))) == (S.WAITING, "")
+    assert (world.managed(a).acts_as, view.way(world.node, world.managed(a))) == (S.WAITING, "")
     assert tickets(world, a) == [""]
 
 
@@ -279,8 +279,9 @@ def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_o
     world.traffic(b, waiting=2, oldest=1.0)
     world.tick()
     assert [heads_to(world.node, world.managed(one)) for one in (a, b)] == ["G23", ""]
-    at_home = brought_elsewhere(world.node, world.managed(a), world.managed(a).home)
-    assert at_home.endswith("is to start on group G23"), "so its home evicts no seat for it"
+    at_home = MOVING.holds(Ask(world.node, world.managed(a).home, world.now, world.managed(a)))
+    assert at_home is not None
+    assert at_home.text.endswith("is to start on group G23"), "so its home evicts no seat for it"
     world.tick(31)
     assert heads_to(world.node, world.managed(a)) == "", "it did not come in time"
 
@@ -344,16 +345,16 @@ def test_a_container_that_kubelet_starts_again_in_the_middle_gets_a_ticket_for_i
 def test_the_cheapest_way_is_taken_and_another_where_the_driver_refuses_it(world: World) -> None:
     a, _ = busy_home(world, "fake")
     seat = world.managed(a)
-    assert moves.way(world.node, seat) == moves.MAP
+    assert view.way(world.node, seat) == view.MAP
     seat.durable.costs.cold_seconds = view.activate_seconds(seat) + 1.0
-    assert moves.way(world.node, seat) == moves.RESTART
+    assert view.way(world.node, seat) == view.RESTART
     seat.durable.costs.cold_seconds = 100.0
     seat.durable.fixed = "refused"
-    assert moves.way(world.node, seat) == moves.RESTART
+    assert view.way(world.node, seat) == view.RESTART
     assert moves.seconds(world.node, seat) == 100.0 - view.activate_seconds(seat)
     world.shows(a, restarts_inside=False)
-    assert not moves.way(world.node, seat)
-    assert "kyb-run" in moves.why_immovable(world.node, seat)
+    assert not view.way(world.node, seat)
+    assert "kyb-run" in view.why_immovable(world.node, seat)
 
 
 def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it_serves_there(world: World) -> None:
@@ -445,7 +446,7 @@ def test_a_pod_names_the_group_that_it_prefers(world: World) -> None:
     a, _ = busy_home(world)
     for value, there in (("G23", True), ("n1/G23", True), ("n2/G23", False), ("G01", False)):
         world.annotate(a, **{"prefer-group": value})
-        assert pool.names(world.pods[a].annotations["kyb.ai/prefer-group"], world.groups[1], "n1") is there
+        assert moves.names(world.pods[a].annotations["kyb.ai/prefer-group"], world.groups[1], "n1") is there
 
 
 @pytest.mark.parametrize("step", ["drops", "ended", "waits", "starts"])

@@ -14,7 +14,7 @@ from kybernate.node.run_files import GpuFaults, Wish, Wishes
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
 from services.gpu_manager.core.board import Board
-from services.gpu_manager.core.pool import names
+from services.gpu_manager.core.moves import names
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.ledger import LedgerFile

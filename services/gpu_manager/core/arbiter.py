@@ -16,8 +16,8 @@ from services.gpu_manager.core import switch as switches
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
 from services.gpu_manager.core.inputs import Now, StartTicket
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.moves import full_view, group_view
 from services.gpu_manager.core.obstacles import STARTING, SWITCH, Ask, first, leaving, obstacles, of_group, unready
-from services.gpu_manager.core.pool import full_view, group_view
 from services.gpu_manager.core.state import GpuClaim, NodeState, Rider
 
 S, T = SeatState, Trigger
@@ -42,7 +42,7 @@ def _stays(node: NodeState, group: Group, now: Now) -> None:
         return
     waiting = [
         seat
-        for seat in node.seats_on(group)
+        for seat in view.seats_on(node, group)
         if seat.state in (S.PARKED, S.WAITING) and view.demand(node, seat).waiting > 0
     ]
     state.stay_due = now.wall + (STAY_SECONDS if waiting else LOOK_SECONDS)

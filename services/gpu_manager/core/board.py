@@ -3,7 +3,7 @@
 ``handle`` is the only entry point: nothing else changes the state. It dispatches the message, then lets every concerned
 group advance; decisions are made in the modules below, and imports run one way:
 
-    board → allocations, commands, recovery → riders → arbiter, reports → switch → pool → obstacles → moves → view
+    board → allocations, commands, recovery → riders → arbiter, reports → switch → moves → obstacles → view → state
 
 The invariants (``docs/dev/architecture.md``) are checked after each message that had an effect (a GPU on which one is
 broken gets no new grants) and by property tests. The shell (``manager``) writes the ledger before it carries out an
@@ -114,7 +114,7 @@ class Board:
         node = self.node
         node.moved_views.clear()
         for group in _due(node, message, now, claims=claims, repeated=repeated):
-            for seat in node.seats_on(group):
+            for seat in view.seats_on(node, group):
                 _follow_demand(node, seat, now)
                 allocations.end_of_life(node, seat, now)
             if (under_way := node.switches.get(group.name)) is not None:

@@ -1,10 +1,10 @@
 """The life of a move: a seat comes to another group of its pool. Pure.
 
- 1 asked      a group's policy has the waiting seats of its pool in view (``pool.full_view``), or an
-              operator names seat and group (``operations``: ``NodeState.moves``; ``view.seats_for``)
- 2 may it     its pod, its backend, the driver, its container (``why_immovable``: row 150 of the list); no failed move
-              of it a short time before (row 310); no other group brings it (row 320)
- 3 costs      the cheapest way that it has (``way``, ``seconds``)
+ 1 asked      a group's policy has the waiting seats of its pool in view (``full_view``), or an operator names seat and
+              group (``operations``: ``NodeState.moves``; ``view.seats_for``)
+ 2 may it     its pod, its backend, the driver, its container (``view.why_immovable``: row 150 of the list); no failed
+              move of it a short time before (row 310); no other group brings it (row 320)
+ 3 costs      the cheapest way that it has (``view.way``, ``seconds``)
  4 leaves     ordered while it serves, it is drained and parked at home first (``Operations.expels``)
  5 pulled     the policy of the other group chooses it for a free slot or for the place of a victim, which drains
               (``arbiter._grant``, ``_evict``)
@@ -25,85 +25,158 @@ Ways: ``map``: the driver restores its copy on other GPUs. ``restart``: its engi
 copy.
 """
 
-from kybernate.annotations import REBALANCE
-from kybernate.engines import DRIVER_BACKENDS
+from dataclasses import replace
+
+from kybernate.annotations import PREFER_GROUP
 from kybernate.messages import SeatProgress
+from kybernate.policy import GroupView, PeerView, SeatView
+from kybernate.policy.index import rate
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import view
+from services.gpu_manager.core import phases, view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.obstacles import SWITCH, Ask, counted, first, holding, of_group, ordered_to, unready
 from services.gpu_manager.core.state import GroupState, NodeState
 
 S = SeatState
 
-COLD_SECONDS = 60.0
-"""Model seconds that a start is assumed to take until one was measured."""
 HEADS_SECONDS = 30.0
 """Wall: how long a seat that drops its copy to start on another group keeps its place there."""
 _NO_WAY_SECONDS = 3600.0
-MAP, RESTART = "map", "restart"
-"""The ways."""
 
 
-# --- may it, and what it costs ----------------------------------------------------------------------------------------
+# --- what the policy sees ---------------------------------------------------------------------------------------------
 
 
-def _no_map(node: NodeState, seat: ManagedSeat) -> str:
-    if seat.facts.at_home:
-        return "it has no copy"
-    if seat.group.is_mig:
-        return "the driver cannot checkpoint MIG instances"
-    if seat.backend not in DRIVER_BACKENDS:
-        return f"backend {seat.backend} cannot restore on other GPUs"
-    return seat.durable.fixed or node.immovable
+def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, without seats elsewhere, but with those that an operator moves here. Holders that
+    are spared count as pinned."""
+    present, free = view.seats_for(node, group), view.free_bytes(node, group)
+    keep = view.spared(present, now)
+    seats = [view.seat_view(node, seat, now) for seat in present]
+    seats = [replace(seat, pinned=True) if seat.seat in keep else seat for seat in seats]
+    if any(seat.yields for seat in seats):  # to requests: warm-up of one interrupts no start of another
+        seats = [seat for seat in seats if seat.state is not S.WAITING or view.requested(seat)]
+    judged = tuple(_judged(node, seat, group, now) for seat in seats)
+    return GroupView(group.name, group.slots, judged, now=float(now.model), free_bytes=free)
 
 
-def _no_restart(seat: ManagedSeat) -> str:
-    call, pod = seat.gate.call, seat.pod
-    anywhere = pod is not None and pod.restarts_inside and pod.running
-    if seat.facts.at_home and call is not None:
-        anywhere = call.inside
-    return "" if anywhere else "its container has its GPUs; with kyb-run in front it could start on others"
+def _judged(node: NodeState, seen: SeatView, group: Group, now: Now) -> SeatView:
+    """The view of a seat, with the list's verdict about this group if it has demand."""
+    found = None if seen.wait_seconds is None else unready(node, node.seats[seen.seat], group, now)
+    return seen if found is None else replace(seen, ready=False, why=found.text)
 
 
-def _seconds(node: NodeState, seat: ManagedSeat, by: str) -> float:
-    if by == MAP:
-        return node.move_seconds
-    if seat.facts.at_home:
-        return 0.0  # it starts in any case
-    return max(0.0, (seat.durable.costs.cold_seconds or COLD_SECONDS) - view.activate_seconds(seat))
+def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, with its peers and those of their seats that are wanted and could be activated, or
+    started, on it."""
+    seen, peers = group_view(node, group, now), node.groups[group.name].peers
+    if not peers:
+        return seen
+    found, parked = list[SeatView](), {peer.name: list[SeatView]() for peer in peers}
+    for seat in node.seats.values():
+        if seat.state not in (S.PARKED, S.WAITING) or seat.group.name not in parked:
+            continue
+        if (guest := node.moved_views.get(seat.id)) is None or seat.acts_as is S.WAITING:  # its call names groups
+            guest = node.moved_views[seat.id] = as_guest(node, seat, group, now)
+        if seat.pod is not None and names(seat.pod.annotations.get(PREFER_GROUP, ""), group, node.name):
+            guest = replace(guest, prefers=True)
+        if seat.acts_as is S.PARKED and not guest.loses_copy:
+            parked[seat.group.name].append(guest)
+        if guest.wait_seconds is not None and not ordered_to(node, seat):
+            found.append(_judged(node, guest, group, now))
+    shown = tuple(_peer(node, peer, parked[peer.name], now) for peer in peers)
+    return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=_leaves_for(node, seen))
 
 
-def way(node: NodeState, seat: ManagedSeat) -> str:
-    """The cheapest way that a seat of a pool has; empty: it has none."""
-    if _bound(seat):
-        return ""
-    found = [one for one, refused in ((MAP, _no_map(node, seat)), (RESTART, _no_restart(seat))) if not refused]
-    return min(found, key=lambda one: _seconds(node, seat, one), default="")
+def names(prefers: str, group: Group, node: str) -> bool:
+    """True for the group that a pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""
+    return prefers in (group.name, f"{node}/{group.name}")
 
 
-def why_immovable(node: NodeState, seat: ManagedSeat) -> str:
-    """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other group."""
-    if seat.pod is None or not node.groups[seat.group.name].peers or way(node, seat):
-        return ""
-    return _bound(seat) or f"{_no_map(node, seat)}; {_no_restart(seat)}"
+def as_guest(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> SeatView:
+    """The view of a seat that another group could bring."""
+    guest = view.seat_view(node, seat, now, on=group)
+    cold = starts_on(node, seat, group)
+    return replace(
+        guest,
+        move_seconds=seconds(node, seat),
+        loses_copy=cold,
+        home_busy=guest.wait_seconds is not None and _home_busy(node, seat, now),
+        others_rate=_others_rate(node, seat, now) if cold else 0.0,
+        home_late=cold and _starts_late(node, seat.group, now),
+    )
 
 
-def starts_on(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
-    """True for a parked seat that comes to this group by a start of its engine."""
-    return seat.acts_as is S.PARKED and group.name != seat.group.name and way(node, seat) == RESTART
+def _leaves_for(node: NodeState, seen: GroupView) -> float:
+    """What the parked seat of a group that moves most cheaply pays for it."""
+    parked = [node.seats[seat.seat] for seat in seen.seats if seat.state is S.PARKED]
+    return min((seconds(node, seat) for seat in parked), default=node.move_seconds)
 
 
-def _bound(seat: ManagedSeat) -> str:
-    pod = seat.pod
-    return "" if pod is None or pod.notes.rebalance else f"pod {pod.pod} opted out ({REBALANCE})"
+def _others_rate(node: NodeState, seat: ManagedSeat, now: Now) -> float:
+    """``rate_slow`` of the other seats of its group, summed."""
+    others = (one for one in view.seats_on(node, seat.group) if one is not seat)
+    learned = (node.learning.of(one.id, one.terms.model) for one in others)
+    return sum(one.arrivals.slow.at(float(now.model)) for one in learned if one is not None)
+
+
+def _starts_late(node: NodeState, group: Group, now: Now) -> bool:
+    """True when an engine starts on a group for far longer than usual. (While the checkpointer parks or activates
+    there, it ends no engine that is to start elsewhere.)"""
+    starting = (seat for seat in view.holders(node, group) if seat.state is S.STARTING)
+    return any(phases.clock(node, seat, now).late(now) for seat in starting)
+
+
+def _peer(node: NodeState, peer: Group, parked: list[SeatView], now: Now) -> PeerView:
+    """Another group of the pool, with its parked seats. (1) A park that makes room for no seat. (2) Something keeps
+    every seat from it. (3) It has room for each of its seats. (4) An idle holder could leave."""
+    asked, switch = sum(map(rate, parked)), node.switches.get(peer.name)
+    if switch is not None:
+        victim = node.seats.get(switch.victim or "") if switch.beneficiary is None else None
+        seconds = None if victim is None else victim.durable.costs.park_seconds
+        return PeerView(peer.name, asked, victim is not None, seconds)  # (1)
+    if first(of_group(node, peer, now)) is not None or view.overlapping(node, peer):
+        return PeerView(peer.name, asked, free=False, frees_in=None)  # (2)
+    held, memory = view.holders(node, peer), view.free_bytes(node, peer)
+    largest = max((seat.vram_bytes for seat in parked), default=0)
+    if len(held) < peer.slots and (memory is None or largest <= memory):
+        return PeerView(peer.name, asked, free=True, frees_in=0.0)  # (3)
+    active = (seat for seat in held if seat.state is S.ACTIVE and not (seat.pinned or seat.backoff.park.active(now)))
+    idle = []
+    for seat in active:
+        if not ((load := view.demand(node, seat)).waiting or load.in_flight):
+            learned = node.learning.of(seat.id, seat.terms.model)
+            idle.append((0.0 if learned is None else learned.arrivals.at(float(now.model)), seat.id, seat))
+    if not idle:
+        return PeerView(peer.name, asked, free=False, frees_in=None)
+    own, _, seat = min(idle)  # (4)
+    lost = own / (own + asked) * view.activate_seconds(seat) if own > 0 else 0.0
+    return PeerView(peer.name, asked, False, seat.durable.costs.park_seconds, lost)
+
+
+def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True when the group that a parked seat is on has no slot for it now. GPUs that are no group of this configuration
+    any more have none; a switch of which only the last report is on its way keeps none."""
+    switch = node.switches.get(seat.group.name)
+    victim = node.seats.get(switch.victim or "") if switch is not None and switch.incoming is None else None
+    over = victim is not None and victim.state is S.PARKED
+    elsewhere = seat.acts_as is S.WAITING and view.calls(seat, now) and not view.calls(seat, now, seat.group)
+    found = holding(counted(None), Ask(node, seat.group, now, seat))
+    busy = any(not (over and one.row is SWITCH) for one in found) or not view.room(node, seat)
+    return busy or elsewhere or not seat.group.seat_ids
 
 
 def seconds(node: NodeState, seat: ManagedSeat) -> float:
     """What bringing it back on another group costs beyond bringing it back where it is; very much without a way."""
-    found = way(node, seat)
-    return _seconds(node, seat, found) if found else _NO_WAY_SECONDS
+    found = view.way(node, seat)
+    return view.way_seconds(node, seat, found) if found else _NO_WAY_SECONDS
+
+
+def starts_on(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
+    """True for a parked seat that comes to this group by a start of its engine."""
+    return seat.acts_as is S.PARKED and group.name != seat.group.name and view.way(node, seat) == view.RESTART
 
 
 # --- it begins by a restart, and ends ---------------------------------------------------------------------------------
@@ -123,7 +196,7 @@ def step(node: NodeState, there: GroupState, now: Now) -> None:
         seat = node.seats[name]
         gone = seat.acts_as is S.WAITING and seat.gate.called is not None and not view.wanted(node, seat, now)
         late = now.wall > until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING)
-        if gone or late or node.ordered_to(seat) not in ("", there.group.name):
+        if gone or late or ordered_to(node, seat) not in ("", there.group.name):
             del there.kept[name]
 
 

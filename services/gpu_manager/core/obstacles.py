@@ -19,7 +19,7 @@ from kybernate.messages import CommandReply
 from kybernate.seat import SeatState
 from kybernate.sizes import format_bytes
 from kybernate.topology import Group, mig_refusal
-from services.gpu_manager.core import moves, phases, view
+from services.gpu_manager.core import phases, view
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
@@ -114,7 +114,7 @@ class Ask:
         node, group = self.node, self.group
         holders = [*view.holders(node, group), *view.overlapping(node, group)]
         if self.act == "command":
-            holders += [one for one in node.seats_on(group) if one.pinned and not one.lease]
+            holders += [one for one in view.seats_on(node, group) if one.pinned and not one.lease]
         others = [one for one in holders if one is not self.of and one is not self.without]
         found = [(row, one) for one in others if (row := self.keeps(one)) is not None]
         if not self._lacks_room(found):
@@ -224,7 +224,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
     why = next((f"GPU {gpu.index} is faulty: {fault}" for gpu in group.gpus if (fault := gpu.fault(node.faulty))), "")
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
         lacks = not seat.facts.at_home and group.name in seat.durable.closed
-        why = moves.why_immovable(node, seat) or "its container was made without a GPU of it; a new pod has it" * lacks
+        why = view.why_immovable(node, seat) or "its container was made without a GPU of it; a new pod has it" * lacks
     elif not why and len(group.gpus) != len(seat.home.gpus):
         why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
     elif not why:
@@ -239,7 +239,7 @@ def PINNED(ask: Ask) -> Stage | None:
     if PINNED not in ask.stuck:
         return None
     node, group = ask.node, ask.group
-    seats = {one.id: one for one in (*node.seats_on(group), *view.overlapping(node, group)) if one.pinned}
+    seats = {one.id: one for one in (*view.seats_on(node, group), *view.overlapping(node, group)) if one.pinned}
     pinned = [one for one in seats.values() if one is not ask.seat and (one.lease or ask.act == "command")]
     names = ", ".join(one.name for one in pinned)
     text = f"group {group.name} is kept by pinned {names}; kyb unpin it"
@@ -435,29 +435,24 @@ def STAYS(ask: Ask) -> Stage | None:
 @row(320, "moving", "pair", "operator", "the operation or the switch ends")
 def MOVING(ask: Ask) -> Stage | None:
     """An operator moves it elsewhere, or a switch brings it to another group, or clears the GPUs of one for it."""
-    text = brought_elsewhere(ask.node, ask.seat, ask.group)
-    return Stage("moving", text) if text else None
-
-
-def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
-    """Why only another group may bring a seat back: an operator moves it there, or a switch may bring it there, or
-    clears GPUs there for it; empty: this one may.
-
-    A drain that makes room for it there is called off if it can come here without one.
-    """
-    if (to := node.ordered_to(seat)) not in ("", group.name):
-        return f"{seat.name} is being moved to group {to}"
-    if (to := heads_to(node, seat)) not in ("", group.name):
-        return f"{seat.name} is to start on group {to}"
+    node, seat, here = ask.node, ask.seat, ask.group.name
+    if (to := ordered_to(node, seat)) not in ("", here):
+        return Stage("moving", f"{seat.name} is being moved to group {to}")
+    if (to := heads_to(node, seat)) not in ("", here):
+        return Stage("moving", f"{seat.name} is to start on group {to}")
     for switch in node.switches.values():
         to = switch.group if switch.incoming == seat.id else ""
         if switch.clears_for == seat.id:
             to = view.claiming(node, switch)
-        if to not in ("", group.name) and not (
-            switch.phase is SwitchPhase.DRAINING and view.room(node, seat, on=group)
-        ):
-            return f"a switch brings {seat.name} to group {to}"
-    return ""
+        if to not in ("", here) and not (switch.phase is SwitchPhase.DRAINING and view.room(node, seat, on=ask.group)):
+            return Stage("moving", f"a switch brings {seat.name} to group {to}")  # else its drain there is called off
+    return None
+
+
+def ordered_to(node: NodeState, seat: ManagedSeat) -> str:
+    """The group to which an operator moves a seat, so that no other one brings it back; empty: none does."""
+    move = node.moves.get(seat.id)
+    return move.to if move is not None and not move.outcome else ""
 
 
 def heads_to(node: NodeState, seat: ManagedSeat) -> str:
@@ -588,8 +583,8 @@ def holding(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
 def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] = ()) -> Obstacle | None:
     """The stop that refuses a command that wants a seat active: that of its group, if each group to which it may go has
     one. ``rows``: only these."""
-    groups = [seat.group, *(node.groups[seat.group.name].peers if not moves.why_immovable(node, seat) else ())]
-    if to := node.ordered_to(seat):
+    groups = [seat.group, *(node.groups[seat.group.name].peers if not view.why_immovable(node, seat) else ())]
+    if to := ordered_to(node, seat):
         groups = [node.groups[to].group]
     lists = (obstacles(node, seat, group, now, act="command") for group in groups)
     found = [
@@ -645,7 +640,7 @@ def waits(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obstacle]:
     group that has none."""
     if seat.state not in (S.PARKED, S.WAITING):
         return holding((FAILED, _OWN.get(seat.state, SWITCH)), Ask(node, seat.group, now, seat))
-    group = node.groups[node.ordered_to(seat) or seat.group.name].group
+    group = node.groups[ordered_to(node, seat) or seat.group.name].group
     stopped = refusal(node, seat, now) is not None
     return (one for one in obstacles(node, seat, group, now) if stopped or one.row.kind != "stop")
 

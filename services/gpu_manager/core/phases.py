@@ -81,7 +81,7 @@ def _leaves(node: NodeState, seat: ManagedSeat, switch: GroupSwitch, now: Now) -
 def going_on(node: NodeState, group: Group, now: Now) -> list[dict[str, Any]]:
     """Each seat of a group in a phase, in a sentence: ``G0: parking qwen3-32b, for 92 s (usually 1.7 s; given up at 2
     min 10 s); 29 requests wait``; whether that is late, and how many requests wait on the group."""
-    seats = node.seats_on(group)
+    seats = view.seats_on(node, group)
     waiting = sum(view.demand(node, seat).waiting for seat in seats if seat.state != S.ACTIVE)
     asks = f"; {waiting} request{'s wait' if waiting > 1 else ' waits'}" if waiting else ""
     found = []

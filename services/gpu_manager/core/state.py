@@ -342,10 +342,6 @@ class NodeState:
             seat.model = seat.terms.model
         seat.pod = pod
 
-    def seats_on(self, group: Group) -> list[ManagedSeat]:
-        """The seats that are on a group now: its own, without those that moved away, and those that moved there."""
-        return [seat for seat in self.seats.values() if seat.group.name == group.name]
-
     def switch_of_op(self, op: str) -> GroupSwitch | None:
         """The switch that the checkpointer knows by this name."""
         return next((switch for switch in self.switches.values() if switch.op == op), None)
@@ -355,11 +351,6 @@ class NodeState:
         its successor there.)"""
         switch = self.switches.get(seat.group.name)
         return switch if switch is not None and switch.victim == seat.id else None
-
-    def ordered_to(self, seat: ManagedSeat) -> str:
-        """The group to which an operator moves a seat, so that no other one brings it back; empty: none does."""
-        move = self.moves.get(seat.id)
-        return move.to if move is not None and not move.outcome else ""
 
     def gpus_of(self, seat: ManagedSeat) -> set[str]:
         """UUIDs of the GPUs that its processes may be on: those of its group; where that is not known, of its pool."""

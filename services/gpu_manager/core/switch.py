@@ -15,8 +15,8 @@ from services.gpu_manager.core.demand import SILENT_SECONDS
 from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.moves import full_view
 from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles, unready
-from services.gpu_manager.core.pool import full_view
 from services.gpu_manager.core.state import (
     CUT_GRACE_SECONDS,
     RESEND_SECONDS,
@@ -423,7 +423,7 @@ def _loads(
 ) -> list[SeatLoad]:
     """The seats concerned, then the others that hold the group or have demand, by waiting requests."""
     first = {seat.id: seat for seat in (incoming, victim) if seat is not None}
-    others = [_load(node, seat, now) for seat in node.seats_on(group) if seat.id not in first]
+    others = [_load(node, seat, now) for seat in view.seats_on(node, group) if seat.id not in first]
     busy = [load for load in others if load.active_seconds is not None or load.waiting or load.in_flight]
     busy.sort(key=lambda load: (-load.waiting, -load.in_flight, load.seat))
     return [*(_load(node, seat, now) for seat in first.values()), *busy][:MOST_LOADS]

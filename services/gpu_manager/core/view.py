@@ -1,4 +1,5 @@
-"""What decisions see of a node's state: demand, the policy's view of a seat, room, and what is due. Pure reads.
+"""What decisions see of a node's state: demand, the policy's view of a seat, room, ways to other groups, what is due.
+Pure reads.
 
 Kubelet starts seats of all groups at the same time; only the lease keeps apart the groups that share GPUs.
 """
@@ -7,7 +8,9 @@ import math
 from collections.abc import Collection
 
 from kybernate import deadlines
+from kybernate.annotations import REBALANCE
 from kybernate.cuda import FREED_SHARE
+from kybernate.engines import DRIVER_BACKENDS
 from kybernate.messages import AskJobs, SeatProgress, SeatTarget
 from kybernate.policy import SeatView
 from kybernate.policy.turns import LEAVING
@@ -28,6 +31,10 @@ LATE_START_SECONDS = 60.0
 """Wall: an engine that is not healthy by then may be frozen."""
 LATE_START_ASK_SECONDS = 30.0
 """Wall, between two questions about it."""
+COLD_SECONDS = 60.0
+"""Model seconds that a start is assumed to take until one was measured."""
+MAP, RESTART = "map", "restart"
+"""The ways."""
 PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARKED: 4, S.PARKING: 4, S.WAITING: 5}
 """Which seat gets the demand for a model that names no seat: lowest first."""
 
@@ -137,7 +144,7 @@ def seats_for(node: NodeState, group: Group) -> list[ManagedSeat]:
     """The seats that are on a group, and those that an operator moves there and that left their own."""
     named = (node.seats[seat] for seat, move in node.moves.items() if move.to == group.name and not move.outcome)
     moved = (seat for seat in named if seat.group.name != group.name and seat.state in (S.PARKED, S.WAITING))
-    return [*node.seats_on(group), *moved]
+    return [*seats_on(node, group), *moved]
 
 
 def spared(seats: list[ManagedSeat], now: Now) -> set[str]:
@@ -194,7 +201,62 @@ def activate_seconds(seat: ManagedSeat) -> float:
     return (seat.durable.spilled and costs.cold_seconds) or costs.activate_seconds
 
 
+# --- ways to another group --------------------------------------------------------------------------------------------
+
+
+def _no_map(node: NodeState, seat: ManagedSeat) -> str:
+    if seat.facts.at_home:
+        return "it has no copy"
+    if seat.group.is_mig:
+        return "the driver cannot checkpoint MIG instances"
+    if seat.backend not in DRIVER_BACKENDS:
+        return f"backend {seat.backend} cannot restore on other GPUs"
+    return seat.durable.fixed or node.immovable
+
+
+def _no_restart(seat: ManagedSeat) -> str:
+    call, pod = seat.gate.call, seat.pod
+    anywhere = pod is not None and pod.restarts_inside and pod.running
+    if seat.facts.at_home and call is not None:
+        anywhere = call.inside
+    return "" if anywhere else "its container has its GPUs; with kyb-run in front it could start on others"
+
+
+def way_seconds(node: NodeState, seat: ManagedSeat, by: str) -> float:
+    """What a way costs beyond bringing the seat back where it is, model seconds."""
+    if by == MAP:
+        return node.move_seconds
+    if seat.facts.at_home:
+        return 0.0  # it starts in any case
+    return max(0.0, (seat.durable.costs.cold_seconds or COLD_SECONDS) - activate_seconds(seat))
+
+
+def way(node: NodeState, seat: ManagedSeat) -> str:
+    """The cheapest way that a seat of a pool has; empty: it has none."""
+    if _bound(seat):
+        return ""
+    found = [one for one, refused in ((MAP, _no_map(node, seat)), (RESTART, _no_restart(seat))) if not refused]
+    return min(found, key=lambda one: way_seconds(node, seat, one), default="")
+
+
+def why_immovable(node: NodeState, seat: ManagedSeat) -> str:
+    """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other group."""
+    if seat.pod is None or not node.groups[seat.group.name].peers or way(node, seat):
+        return ""
+    return _bound(seat) or f"{_no_map(node, seat)}; {_no_restart(seat)}"
+
+
+def _bound(seat: ManagedSeat) -> str:
+    pod = seat.pod
+    return "" if pod is None or pod.notes.rebalance else f"pod {pod.pod} opted out ({REBALANCE})"
+
+
 # --- room -------------------------------------------------------------------------------------------------------------
+
+
+def seats_on(node: NodeState, group: Group) -> list[ManagedSeat]:
+    """The seats that are on a group now: its own, without those that moved away, and those that moved there."""
+    return [seat for seat in node.seats.values() if seat.group.name == group.name]
 
 
 def holders(node: NodeState, group: Group) -> list[ManagedSeat]:
@@ -323,10 +385,10 @@ def _promised(node: NodeState, group: Group) -> list[ManagedSeat]:
 def target(node: NodeState, seat: ManagedSeat, on: Group | None = None) -> SeatTarget:
     """How the checkpointer finds a seat's processes, and what parked ones keep on its GPUs."""
     found = seat.target(on)
-    phase = S.MIGRATING if on is not None and on.name != seat.group.name else S.ACTIVATING
-    usual = 0.0 if on is None else node.learning.learned(seat.model, seat.backend, phase)
     known = [seat for seat in node.seats.values() if seat.durable.measured]  # what is assumed proves nothing
     kept = [sum(o.residue_on(gpu) for o in known) for gpu in found.parked_on or found.gpus]
+    phase = S.MIGRATING if on is not None and on.name != seat.group.name else S.ACTIVATING
+    usual = 0.0 if on is None else node.learning.learned(seat.model, seat.backend, phase)
     return found.model_copy(update={"kept_bytes": max(kept), "usual_seconds": usual})
 
 

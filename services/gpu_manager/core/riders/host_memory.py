@@ -20,6 +20,7 @@ from services.gpu_manager.core import view
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.obstacles import ordered_to
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import GroupSwitch, NodeState, Rider, Sample
 
@@ -253,7 +254,7 @@ def _may_drop(node: NodeState, seat: ManagedSeat, victim: ManagedSeat, now: Now)
     is in no switch that would make the kill wait."""
     if seat.state is not SeatState.PARKED or seat.durable.spilled or not account(seat).taken_bytes:
         return False
-    if node.ordered_to(seat) or view.wanted(node, seat, now):
+    if ordered_to(node, seat) or view.wanted(node, seat, now):
         return False
     switches = node.switches.values()
     if any(seat.id == switch.incoming for switch in switches):

@@ -66,7 +66,7 @@ def _is_copied(seat: ManagedSeat) -> bool:
 
 def _needs_none(ask: Ask) -> bool:
     """True where no memory is copied: of seats that a restart parks, or for a container that starts in free room."""
-    node, group, seats = ask.node, ask.group, [ask.of] if ask.of is not None else ask.node.seats_on(ask.group)
+    node, group, seats = ask.node, ask.group, [ask.of] if ask.of is not None else view.seats_on(ask.node, ask.group)
     if not any(map(_is_copied, (*seats, *view.holders(node, group)))):
         return True
     starts = (one for one in seats if one.acts_as is SeatState.WAITING and view.wanted(node, one, ask.now))

@@ -32,6 +32,7 @@ from services.gpu_manager.core.obstacles import (
     lasting,
     no,
     obstacles,
+    ordered_to,
     row,
     seat_refused,
     stage,
@@ -90,7 +91,7 @@ class Operations(Rider):
 
     def expels(self, node: NodeState, holder: ManagedSeat) -> str:
         """A drain is in force there, or the seat is being moved."""
-        drain, to = drain_on(node, holder.group), node.ordered_to(holder)
+        drain, to = drain_on(node, holder.group), ordered_to(node, holder)
         if drain is not None and (drain.purpose == "upgrade" or not holder.pinned):
             return drained(node, holder.group)
         return f"it moves to group {to}" if to not in ("", holder.group.name) else ""
@@ -205,7 +206,7 @@ def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> Command
         return _unknown(node, order.to)
     if seat.group.name == order.to:  # (3)
         return None
-    if to := node.ordered_to(seat):
+    if to := ordered_to(node, seat):
         return no("busy", f"{seat.name} is being moved to group {to} already", retry=5.0)
     found = first(obstacles(node, seat, state.group, now, act="command"))
     if found is not None and found.row is IMMOVABLE:
