@@ -28,8 +28,7 @@ WISH_SECONDS = 600.0
 
 def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     """Accept a command, or refuse it with a reason."""
-    act = _ACTS.get(type(command)) if isinstance(command, SeatCommand) else None
-    if act is None or not isinstance(command, SeatCommand):
+    if not isinstance(command, SeatCommand) or (act := _ACTS.get(type(command))) is None:
         for rider in node.riders[Rider.answers]:
             if (reply := rider.answers(node, command, now)) is not None:
                 return reply
@@ -37,8 +36,7 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     refused = seat_refused(node, command.seat)
     if refused is not None and not (refused.code == "quarantined" and isinstance(command, UnpinSeat)):
         return refused  # a pin would outlast the quarantine: it may be taken away
-    seat = node.seats[command.seat]
-    return act(node, seat, command, now)
+    return act(node, node.seats[command.seat], command, now)
 
 
 def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:

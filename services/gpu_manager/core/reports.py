@@ -117,15 +117,15 @@ def _journaled(switch: GroupSwitch, at: float, now: Now) -> None:
 
 def _refused(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
     end(node, switch, SwitchTrigger.REFUSED)
-    _back_off_group(node, switch.group, f"its job was refused: {reason}", now)
+    pause = _back_off_group(node, switch.group, f"its job was refused: {reason}", now)
     victim = node.seats[switch.victim] if switch.victim else None
     incoming = node.seats[switch.incoming] if switch.incoming else None
     if victim is not None and victim.state is S.PARKING:
-        _back_off_park(node, switch, victim, now)
+        _back_off_park(victim, pause, now)
         node.transition(victim, T.ROLLED_BACK, now, reason=reason)
     _drop_claim(node, switch, now)
     if incoming is not None:
-        _back_off_activation(node, switch, incoming, reason, now)
+        _back_off_activation(incoming, pause, reason, now)
         if _arrives(incoming, switch):
             node.transition(incoming, T.NOT_RESTORED, now, reason=reason)
 
@@ -235,8 +235,8 @@ def _on_victim_progress(
     elif progress.outcome == "parked":  # (2)
         _parked(node, switch, seat, progress, now)
     elif progress.outcome in HALF_FAILED:  # (3)
-        _back_off_group(node, switch.group, f"{seat.name} was not parked: {progress.reason}", now)
-        _back_off_park(node, switch, seat, now)
+        pause = _back_off_group(node, switch.group, f"{seat.name} was not parked: {progress.reason}", now)
+        _back_off_park(seat, pause, now)
         trigger = HALF_FAILED[progress.outcome]
         node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
         if seat.lease:
@@ -321,8 +321,8 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
     Unless it was a move that was refused, group and seat back off.
     """
     if not (seat.state is S.MIGRATING and moves.failed(node, seat, progress, now)):
-        _back_off_group(node, switch.group, f"{seat.name} was not activated: {progress.reason}", now)
-        _back_off_activation(node, switch, seat, progress.reason, now)
+        pause = _back_off_group(node, switch.group, f"{seat.name} was not activated: {progress.reason}", now)
+        _back_off_activation(seat, pause, progress.reason, now)
     trigger = T.NOT_RESTORED if progress.outcome == "parked" else HALF_FAILED[progress.outcome]
     node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
 
@@ -373,29 +373,25 @@ def _mean(known: float, value: float, count: int = 0) -> float:
     return known + max(COST_WEIGHT, 1.0 / count if count else 0.0) * (value - known)
 
 
-def _back_off_group(node: NodeState, group: str, why: str, now: Now) -> None:
-    """A switch failed: pause the group, longer each time. ``why``: which seat failed, and how."""
+def _back_off_group(node: NodeState, group: str, why: str, now: Now) -> float:
+    """A switch failed: pause the group, longer each time; returns its wall seconds. ``why``: which seat failed, and
+    how."""
     node.groups[group].backoff.reason = why
-    node.groups[group].backoff.fail(now, first=0.25, longest=LONGEST_PAUSE_SECONDS)
+    return node.groups[group].backoff.fail(now, first=0.25, longest=LONGEST_PAUSE_SECONDS)
 
 
-def _back_off_activation(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, reason: str, now: Now) -> None:
+def _back_off_activation(seat: ManagedSeat, pause: float, reason: str, now: Now) -> None:
     """Exponential back-off for a seat whose activation failed, longer than the group's own pause; otherwise a pinned or
     long-waiting seat is retried at once and starves the rest."""
     backoff = seat.backoff.activation
-    seconds = backoff.fail(now, first=0.5, longest=LONGEST_REST_SECONDS, least=2 * _pause(node, switch, now))
+    seconds = backoff.fail(now, first=0.5, longest=LONGEST_REST_SECONDS, least=2 * pause)
     times = "once" if backoff.count == 1 else f"{backoff.count} times in a row"
     backoff.reason = f"did not come back {times}; others go first for {seconds:.0f} s: {reason}"
 
 
-def _back_off_park(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
-    """Exponential back-off for a seat whose park failed: where there is another victim, it is not tried again at
-    once."""
-    seat.backoff.park.fail(now, first=0.5, longest=UNPARKED_SECONDS, least=2 * _pause(node, switch, now))
-
-
-def _pause(node: NodeState, switch: GroupSwitch, now: Now) -> float:
-    return node.groups[switch.group].backoff.until - now.wall
+def _back_off_park(seat: ManagedSeat, pause: float, now: Now) -> None:
+    """The same where its park failed: another victim goes first."""
+    seat.backoff.park.fail(now, first=0.5, longest=UNPARKED_SECONDS, least=2 * pause)
 
 
 def _drop_claim(node: NodeState, switch: GroupSwitch, now: Now) -> None:
