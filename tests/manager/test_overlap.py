@@ -253,7 +253,9 @@ def test_a_single_that_can_never_run_gives_its_group_no_turn_before_a_claim(node
     node.traffic(pair, waiting=1)
 
     assert node.node.claims["G01"].seat == pair
-    assert obstacles.claimed_for(node.node, node.groups[0], node.now) == pair
+    barrier = obstacles.BARRIER.holds(obstacles.Ask(node.node, node.groups[0], node.now))
+    assert barrier is not None
+    assert barrier.data["seat"] == pair
 
 
 def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World) -> None:
