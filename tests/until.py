@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 TIME_FACTOR = float(os.environ.get("KYB_TEST_TIME_FACTOR", "1"))
@@ -60,6 +60,17 @@ def until_blocking(
             raise AssertionError(_failure(condition, what, seconds, value, saw))
         time.sleep(pause(time.monotonic() - began) if interval is None else interval)
     return value
+
+
+async def until_equal(read: Callable[[], Awaitable[Any]], expected: object, *, what: str) -> None:
+    """Wait until the coroutine function returns this value."""
+    seen: list[object] = []
+
+    async def equal() -> bool:
+        seen[:] = [await read()]
+        return seen == [expected]
+
+    await until(equal, what=f"{what}: {expected}", saw=lambda: seen)
 
 
 async def until_logged(logs: Iterable[Mapping[str, Any]], event: str) -> None:

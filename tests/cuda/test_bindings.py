@@ -24,8 +24,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 def parsed(output: str) -> list[object]:
     """The JSON that the program printed last; the library prints as well."""
-    found: list[object] = json.loads(output.splitlines()[-1])
-    return found
+    return json.loads(output.splitlines()[-1])
 
 
 def test_the_structs_have_64_bytes_and_what_is_reserved_is_zero(recorder: Recorder) -> None:

@@ -46,9 +46,7 @@ def pool_of(folder: Path, kill: NoKill, *, hangs: str = "hang", start_seconds: f
 
 
 def helper_of(pool: HelperPool, key: str) -> HelperProcess:
-    helper = pool._lines[key].helper
-    assert helper is not None
-    return helper
+    return pool._lines[key].helper
 
 
 async def hang(pool: HelperPool, key: str, kill: NoKill) -> HelperProcess:

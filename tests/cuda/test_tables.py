@@ -50,7 +50,6 @@ def test_an_old_driver_is_named_as_people_know_it() -> None:
 def test_a_permutation_becomes_pairs_and_the_identity_becomes_none(gpus: list[str]) -> None:
     moved = [*gpus[1:], gpus[0]]
     pairs = gpu_pairs(dict(zip(gpus, moved, strict=True)))
-    assert pairs is not None
     assert [f"{old.hex()}>{new.hex()}" for old, new in pairs] == [
         f"{old[4:]}>{new[4:]}".replace("-", "") for old, new in zip(gpus, moved, strict=True)
     ]

@@ -71,14 +71,11 @@ class Child:
 
     def start(self, name: str, **arguments: Any) -> None:
         """A call whose reply is not awaited."""
-        assert self.process.stdin is not None
         self.process.stdin.write(json.dumps({"call": name, **arguments}).encode() + b"\n")
 
     async def reply(self) -> dict[str, Any]:
         """The next reply."""
-        assert self.process.stdout is not None
-        reply: dict[str, Any] = json.loads(await self.process.stdout.readline())
-        return reply
+        return json.loads(await self.process.stdout.readline())
 
 
 @contextlib.asynccontextmanager

@@ -37,7 +37,6 @@ async def test_the_openai_client(router: World) -> None:
     async with openai.AsyncOpenAI(base_url=router.url + "/v1", api_key="none", max_retries=0) as client:
         whole = await client.chat.completions.create(model="m", messages=messages, max_tokens=20)
         assert whole.choices[0].message.content == expected_text("m", "hello", 20)
-        assert whole.usage is not None
         assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (2, 20)
         stream = await client.chat.completions.create(
             model="m", messages=messages, max_tokens=20, stream=True, stream_options={"include_usage": True}
@@ -47,7 +46,6 @@ async def test_the_openai_client(router: World) -> None:
         assert "".join(texts) == expected_text("m", "hello", 20)
         assert sum(map(bool, texts)) == 10, "at most ten parts above speed 1"
         assert chunks[0].choices[0].delta.role == "assistant"
-        assert chunks[-1].usage is not None
         assert chunks[-1].usage.total_tokens == 22
         unlimited = await client.chat.completions.create(model="m", messages=messages)
         ends = whole.choices[0].finish_reason, chunks[-2].choices[0].finish_reason, unlimited.choices[0].finish_reason

@@ -304,21 +304,15 @@ async def test_llamacpp_unloads_and_loads_after_its_answer_and_refuses_what_is_d
         assert await it.text() == GOOD
 
 
-@pytest.mark.parametrize("path", ["/metrics?model=m", "/props?model=m"])
-async def test_any_question_about_an_unloaded_model_loads_it_at_llamacpp(path):
+@pytest.mark.parametrize(
+    ("path", "status", "held"),
+    [("/metrics?model=m", 200, TOTAL), ("/props?model=m", 200, TOTAL), ("/metrics?model=m&autoload=false", 400, 0)],
+)
+async def test_a_question_about_an_unloaded_model_loads_it_at_llamacpp_unless_it_says_not_to(path, status, held):
     async with serving("llamacpp") as it:
         await it("/models/unload", {"model": "m"})
         await until(lambda: it.used == 0, what="the memory is free")
-        assert (await it.get(path))[0] == 200
-        assert it.used == TOTAL
-
-
-async def test_a_question_with_autoload_false_loads_nothing_at_llamacpp():
-    async with serving("llamacpp") as it:
-        await it("/models/unload", {"model": "m"})
-        await until(lambda: it.used == 0, what="the memory is free")
-        assert (await it.get("/metrics?model=m&autoload=false"))[0] == 400
-        assert it.used == 0
+        assert ((await it.get(path))[0], it.used) == (status, held)
 
 
 async def test_llamacpp_without_room_stays_unloaded():

@@ -3,9 +3,7 @@
 import asyncio
 import json
 import os
-import signal
 import stat
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +14,7 @@ from kybernate.dev.fakes.gpu import server
 from kybernate.dev.fakes.gpu.client import DriverGoneError, FakeDriverClient
 from kybernate.dev.fakes.gpu.helper_driver import FakeHelperDriver
 from kybernate.dev.fakes.gpu.spec import hardware
-from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
-from tests.fakes.daemons import Child, child, driver, process
+from tests.fakes.daemons import driver, process
 from tests.until import until
 
 GIB = 2**30
@@ -25,17 +22,7 @@ GIB = 2**30
 
 async def used(node: SimpleNamespace) -> int:
     """Bytes in use on the first GPU."""
-    count: int = (await node.client.call("devices"))["gpus"][0]["used_bytes"]
-    return count
-
-
-async def take(node: SimpleNamespace, process: Child, seat: str = "1x-a.s00", gib: int = 40) -> None:
-    assert (await process.call("attach", seat=seat))["pid"] == process.pid, "known by the kernel, not by what it says"
-    assert (await process.call("alloc", gpu=node.gpus[0], bytes=gib * GIB))["code"] == 0
-
-
-async def free(node: SimpleNamespace) -> bool:
-    return await used(node) == 0
+    return (await node.client.call("devices"))["gpus"][0]["used_bytes"]
 
 
 async def test_closing_the_connection_alone_frees_nothing(node):
@@ -45,44 +32,6 @@ async def test_closing_the_connection_alone_frees_nothing(node):
     await own.close()
     assert await used(node) == GIB
     assert (await node.client.call("processes"))["processes"][0]["pid"] == os.getpid()
-
-
-async def test_park_freeze_thaw_and_activate_with_the_blocking_client(node):
-    async with child(node.socket) as worker:
-        await take(node, worker)
-
-        def park_and_activate() -> None:
-            with SyncDriverClient(str(node.socket)) as client:
-
-                def code(verb: str, pid: int = worker.pid, **more: int) -> int:
-                    return int(client.request(verb, pid=pid, **more)["code"])
-
-                assert client.request("get_restore_tid", pid=worker.pid)["tid"] == worker.pid
-                assert code("lock", epoch=1, timeout_ms=100) == 0
-                assert code("checkpoint", epoch=1) == 0
-                assert client.request("get_state", pid=worker.pid)["state"] == "CHECKPOINTED"
-                os.kill(worker.pid, signal.SIGSTOP)
-                assert code("checkpoint", pid=1, epoch=1) == 3
-                os.kill(worker.pid, signal.SIGCONT)
-                began = time.monotonic()
-                assert code("restore", epoch=2) == 0
-                assert time.monotonic() - began > (0.2 + 40 * GIB / 48e9) / 100
-                assert code("unlock", epoch=1) == 401
-                assert code("unlock", epoch=2) == 0
-
-        await asyncio.to_thread(park_and_activate)
-        assert await used(node) == 40 * GIB
-        assert (await node.client.call("stats"))["violations"]["by_kind"] == {"stale-epoch": 1}
-
-
-async def test_a_restarted_process_is_a_new_one(node):
-    for _ in range(2):
-        async with child(node.socket) as worker:
-            await take(node, worker, gib=70)
-            worker.process.kill()
-            await worker.process.wait()
-            await until(lambda: free(node), what="the memory of the GPU is free")
-    assert (await node.client.call("stats"))["violations"]["count"] == 0
 
 
 async def test_lines_that_are_no_calls_get_an_answer(node):
@@ -114,7 +63,6 @@ async def test_the_checkpointers_helper_reads_the_memory_of_a_mig_instance(tmp_p
         assert await asyncio.to_thread(memory, [part.uuid]) == {part.uuid: [0, part.memory_bytes]}
         assert await asyncio.to_thread(memory, None) == {gpu: [0, machine.gpus[0].memory_bytes]}
         assert await asyncio.to_thread(memory, ["MIG-none"]) is None
-        assert helper._client is not None
         helper._client.close()
 
 

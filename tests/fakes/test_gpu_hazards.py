@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from kybernate.dev.fakes.gpu import server
-from kybernate.dev.fakes.gpu.process import CallTarget, Code
+from kybernate.dev.fakes.gpu.process import Code
 from tests.fakes.machines import Stand
 
 S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE
@@ -35,31 +35,6 @@ def test_a_process_takes_no_memory_of_a_gpu_whose_device_node_it_does_not_have(s
     assert stand.code("alloc", 1, gpu=b, bytes=1) is Code.INVALID_DEVICE
     stand.read("attach", 2, seat="s2")
     assert stand.code("alloc", 2, gpu=b, bytes=1) is S, "it says nothing of its nodes"
-
-
-def test_marks_stay_until_they_are_taken_back(stand):
-    stand.locked(1)
-    for mark in ("ipc", "managed"):
-        stand.read("mark", 1, **{mark: True})
-        assert stand.verb("checkpoint", 1) is Code.NOT_SUPPORTED
-        assert stand.state(1) == "LOCKED"
-        stand.read("mark", 1, **{mark: False})
-    assert stand.done("checkpoint", 1) is S
-
-
-def test_a_lock_that_hangs_on_another_rank_leaves_queries_alone_unless_the_process_is_stopped(stand):
-    for pid in (1, 2):
-        stand.running(pid, gpus=(pid - 1,))
-        stand.read("mark", pid, communicator="tp")
-    stand.verb("lock", 1)
-    stand.verb("lock", 2)
-    assert stand.code("get_state", pid=2) is S
-    stand.stopped(2, True)
-    query = stand.send("get_state", pid=2, target=CallTarget(stopped=True))
-    assert query not in stand.answers
-    stand.stopped(2, False)
-    stand.verb("unlock", 1)
-    assert stand.answers[query][1]["state"] == "LOCKED"
 
 
 def test_a_restored_process_that_holds_nothing_wedges_nothing(stand):

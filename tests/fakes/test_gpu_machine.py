@@ -113,15 +113,6 @@ def test_a_lock_waits_for_submitted_work_or_times_out_and_leaves_the_process_run
     assert stand.state(1) == "LOCKED"
 
 
-def test_memory_is_refused_beyond_the_gpu_and_freed_when_the_process_is_gone(stand):
-    stand.running(1, 60)
-    assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=21 * GIB) is Code.OUT_OF_MEMORY
-    assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=20 * GIB) is S
-    stand.gone(1)
-    assert stand.used_gib() == [0, 0]
-    assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=1) is Code.NOT_INITIALIZED
-
-
 def test_calls_about_a_process_that_dies_end_with_an_operating_system_error(stand):
     stand.locked(1)
     calls = [stand.send("checkpoint", 99, pid=1, epoch=1), stand.send("get_state", 99, pid=1)]

@@ -45,16 +45,6 @@ def test_the_residue_of_a_sleeping_engine_takes_no_slot_but_computes_nothing(sta
     assert stand.kinds == {"request-without-memory": 1}
 
 
-def test_a_request_begun_while_locked_is_a_violation_and_waits(stand):
-    stand.locked(1)
-    begin = stand.send("begin", 1, request="r")
-    assert begin not in stand.answers
-    assert stand.kinds == {"request-not-running": 1}
-    assert stand.verb("unlock", 1) is Code.SUCCESS
-    assert stand.answers[begin][0] is Code.SUCCESS
-    assert stand.code("end", 1, request="r") is Code.SUCCESS
-
-
 def test_a_request_whose_caller_left_before_it_was_computed_never_counts_as_open(stand):
     stand.locked(1)
     begin = stand.send("begin", 1, request="r")

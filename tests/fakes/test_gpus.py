@@ -7,7 +7,7 @@ import pytest
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.node import FakeGpus
 from kybernate.gpus import GpuError, open_gpus
-from kybernate.machine import GpuEvent, GpuProcess
+from kybernate.machine import GpuEvent
 from tests.fakes.daemons import driver
 
 GIB = 2**30
@@ -24,22 +24,6 @@ async def test_fake_gpus_need_a_socket_with_a_driver(tmp_path):
         open_gpus(True)
     with pytest.raises(GpuError, match=r"no fake GPU driver at .*start python -m kybernate.dev.fakes.gpu"):
         await open_gpus(True, tmp_path / "none").list()
-
-
-async def test_fake_gpus_tell_what_the_driver_has_and_survive_its_restart(tmp_path):
-    socket = tmp_path / "driver.sock"
-    gpus = FakeGpus(socket)
-    async with driver(socket, "--preset", "single-24gb"), await FakeDriverClient.connect(socket) as client:
-        (gpu,) = await gpus.list()
-        assert (gpu.memory_bytes, gpu.index, gpu.numa_node) == (24 * GIB, 0, 0)
-        pid = (await client.call("attach", seat="s"))["pid"]
-        await client.call("alloc", gpu=gpu.uuid, bytes=GIB)
-        assert await gpus.processes() == (GpuProcess(pid, gpu.uuid, GIB),)
-    with pytest.raises(GpuError):
-        await gpus.list()
-    async with driver(socket, "--preset", "single-24gb"):
-        assert await gpus.list() == (gpu,)
-        await gpus.close()
 
 
 async def test_events_go_on_after_a_restart_of_the_driver(tmp_path):

@@ -51,7 +51,6 @@ def functions(modules: dict[str, ast.Module]) -> Iterator[ast.AsyncFunctionDef]:
 
 
 def methods(decorator: ast.Call) -> list[str]:
-    assert isinstance(decorator.func, ast.Attribute)
     for keyword in decorator.keywords:
         if keyword.arg == "methods":
             return list(ast.literal_eval(keyword.value))
@@ -117,7 +116,6 @@ def test_sglangs_routes_and_parameters() -> None:
     assert fake(SglangApi) - {("GET", "/metrics")} <= set(theirs)
     for path in ("/release_memory_occupation", "/resume_memory_occupation"):
         (body, _) = theirs["POST", path].args.args
-        assert body.annotation is not None
         assert "Body()" in ast.unparse(body.annotation)
         assert defaults(theirs["POST", path]) == {}, "a body is required"
     tags = sources("sglang", "sglang/srt/managers/io_struct.py", "sglang/srt/constants.py")

@@ -48,8 +48,6 @@ class Reader:
         return tuple(GpuEvent(**one) for one in await self.ask("events", timeout_seconds))
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps([method, *arguments]).encode() + b"\n")
         answer = json.loads(await self.process.stdout.readline())
         if "error" in answer:
@@ -58,7 +56,6 @@ class Reader:
 
     async def ends(self) -> int:
         """Let it close NVML and end; its exit code."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         return await self.process.wait()
 

@@ -11,8 +11,8 @@ from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.stack import Stack
 from tests.control_groups import any_control_group
 from tests.stack.pods import ONE_GROUP, pod, small_node
-from tests.stubs.stand import until_equal
 from tests.thorough import part
+from tests.until import until_equal
 
 
 @pytest.mark.timeout(200)

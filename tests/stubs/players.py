@@ -9,8 +9,8 @@ from typing import Any
 from bench.gpu.driver import WAITS
 from kybernate.cuda import result_name, state_name
 from tests.stubs import stand as stubbed
-from tests.stubs.stand import GIB, SECONDS, Child, until_equal
-from tests.until import until_blocking
+from tests.stubs.stand import GIB, SECONDS, Child
+from tests.until import until_blocking, until_equal
 
 VERBS = ("lock", "checkpoint", "restore", "unlock", "state", "tid")
 MARKS = {

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ class Child:
 
     def start(self, do: str, *arguments: Any) -> "asyncio.Future[dict[str, Any]]":
         """Make a call; the future is its answer: ``code`` and ``value``."""
-        assert self.process.stdin is not None
         number = next(self._numbers)
         future = self._replies[number] = asyncio.get_running_loop().create_future()
         self.process.stdin.write(json.dumps({"id": number, "do": do, "with": arguments}).encode() + b"\n")
@@ -69,7 +68,6 @@ class Child:
 
     async def quit(self) -> int:
         """Let it end by itself; the exit code."""
-        assert self.process.stdin is not None
         self.process.stdin.close()
         return await self.ended()
 
@@ -80,7 +78,6 @@ class Child:
             await self._reader
 
     async def _read(self) -> None:
-        assert self.process.stdout is not None
         async for line in self.process.stdout:
             reply = json.loads(line)
             future = self._replies.pop(reply["id"])
@@ -178,17 +175,6 @@ class Stand:
         for _ in range(20):
             await caller.do("tid", os.getpid())
         assert not call.done()
-
-
-async def until_equal(read: Callable[[], Awaitable[Any]], expected: object, *, what: str) -> None:
-    """Wait until the coroutine function returns this value."""
-    seen: list[object] = []
-
-    async def equal() -> bool:
-        seen[:] = [await read()]
-        return seen == [expected]
-
-    await until(equal, what=f"{what}: {expected}", saw=lambda: seen)
 
 
 USUAL = ("--gpus", "2", "--memory", "80GiB", "--speed", "100", "--bandwidth", "10T")

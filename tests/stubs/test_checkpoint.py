@@ -18,8 +18,8 @@ from tests.stubs.stand import (
     SECONDS,
     SUCCESS,
     Stand,
-    until_equal,
 )
+from tests.until import until_equal
 
 VERBS = ("lock", "checkpoint", "restore", "unlock")
 
@@ -168,8 +168,6 @@ async def test_a_forked_child_has_no_cuda_and_does_not_keep_its_parents_memory(m
     env = os.environ | {"LD_LIBRARY_PATH": str(stubs), "KYB_FAKE_DRIVER": str(machine.socket)}
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING, stdin=pipe, stdout=pipe, env=env)
     try:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
         assert await asyncio.wait_for(parent.stdout.readline(), SECONDS) == b"3 3 3\n"
         await until_equal(machine.used_gib, [0, 0], what="GiB used on each GPU")
     finally:

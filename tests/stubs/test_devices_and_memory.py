@@ -16,8 +16,8 @@ from tests.stubs.stand import (
     USUAL,
     Stand,
     own_stand,
-    until_equal,
 )
+from tests.until import until_equal
 
 
 async def test_the_devices_are_those_of_the_machine(machine: Stand):
