@@ -21,7 +21,7 @@ from kybernate.envelope import slug
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from tests.kubelet.stand import ScriptedPlugin, register, serving
-from tests.until import until
+from tests.until import until, until_equal
 
 FOREIGN = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
 """As kubelet (grpc-go) connects."""
@@ -47,10 +47,7 @@ class Probe:
         return set((await self.stand.allocatable()).get(self.resource, ()))
 
     async def until_seats(self, *expected: str) -> None:
-        async def look() -> bool:
-            return await self.seats() == set(expected)
-
-        await until(look, what=f"allocatable {expected}")
+        await until_equal(self.seats, set(expected), what="allocatable")
 
 
 @dataclass

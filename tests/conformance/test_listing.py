@@ -7,7 +7,7 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from tests.conformance.node import Stand, own_kubelet
 from tests.conformance.pods import Container, Workload, container, failed, running
 from tests.kubelet.stand import register, serving
-from tests.until import until
+from tests.until import until, until_equal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -101,18 +101,12 @@ async def test_a_lost_gpu_makes_its_seats_unhealthy_ends_no_pod_and_recovers(nod
 
     await until(lost, what="the loss of the seats on the lost GPU")
 
-    async def reported() -> bool:  # kubelet updates the API server a moment later
-        return [await _health(pods, name) for name in names] == ["Unhealthy", "Healthy"]
-
-    await until(reported, what="the health in the pods' status")
+    for name, health in zip(names, ("Unhealthy", "Healthy"), strict=True):  # kubelet updates it a moment later
+        await until_equal(lambda name=name: _health(pods, name), health, what="the health in the pod's status")
     assert [container(await pods.get(name))["containerID"] for name in names] == before
     await node.with_gpus(GPUS)
     await node.until_ready()
-
-    async def well() -> bool:
-        return await _health(pods, names[0]) == "Healthy"
-
-    await until(well, what="the health in the pod's status")
+    await until_equal(lambda: _health(pods, names[0]), "Healthy", what="the health in the pod's status")
     assert [container(await pods.get(name))["containerID"] for name in names] == before
 
 

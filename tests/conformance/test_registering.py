@@ -1,10 +1,11 @@
-"""Rules 1 to 8: Register."""
+"""Rules 1 to 8: Register; 54: the APIs' descriptions."""
 
 import pytest
 
 from bench.node import FOUR, ONE, TWO
 from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import podresources_pb2
 from tests.conformance.node import Stand
 from tests.kubelet.stand import ScriptedPlugin
 from tests.until import until
@@ -45,7 +46,6 @@ async def test_our_plugin_serves_each_resource_on_a_separate_socket_before_it_re
 async def test_another_version_is_refused(node: Stand) -> None:
     async with node.probe() as probe:
         refusal = await probe.register(version="v1alpha1")
-        assert refusal is not None
         assert refusal.startswith('requested API version "v1alpha1" is not supported by kubelet')
 
 
@@ -61,7 +61,6 @@ async def test_a_name_that_is_no_extended_resource_is_refused(node: Stand, name:
 async def test_a_path_instead_of_a_name_is_resolved_inside_the_folder(node: Stand, short_dial: None) -> None:
     async with node.probe() as probe:
         refusal = await probe.register(str(node.kubelet_dir / probe.endpoint))
-        assert refusal is not None
         assert "failed to dial device plugin" in refusal
 
 
@@ -101,7 +100,6 @@ async def test_capacity_comes_with_the_first_list(node: Stand) -> None:
 async def test_a_plugin_without_options_is_not_used_and_not_asked_again(node: Stand) -> None:
     async with node.probe(plugin=ScriptedPlugin(options_error="no options today")) as probe:
         refusal = await probe.register()
-        assert refusal is not None
         assert refusal.startswith("failed to get device plugin options: rpc error: code = Internal")
         probe.plugin.options_error = ""
         probe.plugin.send("p0")
@@ -109,3 +107,12 @@ async def test_a_plugin_without_options_is_not_used_and_not_asked_again(node: St
         assert await probe.register() is None  # only the plugin can begin again
         await probe.until_seats("p0")
         assert len(probe.plugin.called("options")) == 2
+
+
+@pytest.mark.item(54)
+async def test_both_apis_are_compiled_under_separate_names_in_the_packages_of_the_wire() -> None:
+    device, resources = pb.DESCRIPTOR, podresources_pb2.DESCRIPTOR
+    assert device.name != resources.name
+    assert (device.package, resources.package) == ("v1beta1", "v1")
+    assert "DevicePlugin" in device.services_by_name
+    assert "PodResourcesLister" in resources.services_by_name
