@@ -115,6 +115,7 @@ async def test_changes_come_as_a_stream(w: Shown, url: str):
         assert seats[-1]["key"] == f"{NODE}.s0"
         gpu = GpuRecord(node=NODE, gpu="GPU-0", index=0, memory_bytes=1, healthy=False)
         inventory = await w.manager.bus.bucket(INVENTORY_BUCKET)
+        await inventory.put("n1.unreadable", b"{")
         await inventory.put(gpu.key, gpu.model_dump_json().encode())
         while not (gpus := (await message(stream))["gpus"]):
             pass

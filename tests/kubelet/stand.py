@@ -1,10 +1,7 @@
 """A kubelet in this process, a scripted plugin, and waiting for conditions."""
 
 import asyncio
-import contextlib
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from bench.node import short_folder
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.manifest import PodSpec, parse
 from kybernate.dev.fakes.kubelet.pod import Pod
@@ -22,16 +20,6 @@ from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from tests.until import until
 
 RESOURCE = "kyb.ai/gpu-1x-seat"
-
-
-@contextlib.contextmanager
-def short_folder() -> Iterator[Path]:
-    """A folder whose sockets have short paths."""
-    folder = Path(tempfile.mkdtemp(prefix="kybt-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @asynccontextmanager

@@ -74,10 +74,7 @@ def logged(log: Path, event: str) -> dict[str, Any] | None:
 
 
 async def until_logged(log: Path, event: str) -> dict[str, Any]:
-    found: dict[str, Any] = await until(
-        lambda: logged(log, event), what=f"the log event {event}", saw=log.read_text, timeout=PATIENCE
-    )
-    return found
+    return await until(lambda: logged(log, event), what=f"the log event {event}", saw=log.read_text, timeout=PATIENCE)
 
 
 async def readyz(log: Path) -> tuple[int, dict[str, Any]]:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,9 @@ def offer(expose: str = "group", **changes: Any) -> Offer:
 def waiting_call(seats_dir: Path, seat: str) -> dict[str, Any] | None:
     """The waiting start of a seat."""
     try:
-        found = json.loads((seats_dir / seat / "call.json").read_text())
+        return json.loads((seats_dir / seat / "call.json").read_text())
     except FileNotFoundError:
         return None
-    assert isinstance(found, dict)
-    return found
 
 
 def give_ticket(seats_dir: Path, seat: str, call: str, /, **facts: object) -> None:
@@ -80,22 +78,9 @@ class Plugin:
 
     node: NodeSeats
     registrations: list[Registration]
-    hinted: list[str] = field(default_factory=list)
-
-    @property
-    def seats_dir(self) -> Path:
-        return self.node.offer.seats_dir
 
     def registered(self) -> bool:
         return all(registration.unmet is None for registration in self.registrations)
-
-    def seats(self, group: str) -> list[str]:
-        return [seat for seat, own in self.node.offer.seats.items() if own.name == group]
-
-    async def open_gate(self, seat: str) -> None:
-        """A ticket for the call that waits."""
-        call = await until(lambda: waiting_call(self.seats_dir, seat), what=f"a start of {seat} waits at the gate")
-        give_ticket(self.seats_dir, seat, call["call"])
 
 
 @asynccontextmanager
@@ -110,10 +95,9 @@ async def running_plugin(
 ) -> AsyncIterator[Plugin]:
     gate = StartGate(run_dir / "seats", gate_seconds)
     offered = offered or offer(seats_dir=gate.seats_dir, fake_driver=run_dir / "driver.sock")
-    hinted: list[str] = []
-    node = NodeSeats(offered, gate, Probation(frozenset(gpu.uuid for gpu in GPUS)), hinted.append)
+    node = NodeSeats(offered, gate, Probation(frozenset(gpu.uuid for gpu in GPUS)), lambda _: None)
     gate.prepare(offered.seats)
-    plugin = Plugin(node, [Registration(node, resource, folder, refused) for resource in resources], hinted)
+    plugin = Plugin(node, [Registration(node, resource, folder, refused) for resource in resources])
     tasks = [asyncio.create_task(registration.run()) for registration in plugin.registrations]
     try:
         yield plugin

@@ -107,7 +107,6 @@ async def test_xid_79_makes_exactly_the_seats_of_its_groups_unhealthy_until_prob
             await until_capacity(kubelet, {ONE: (4, 4), TWO: (2, 0)}, timeout=PATIENCE)
             assert [(line["xid"], line["ignored"]) for line in all_logged(log, "gpu.xid")] == [(13, True), (79, False)]
             fault = await asyncio.wait_for(anext(events), PATIENCE)
-            assert isinstance(fault, GpuHealthChanged)
             assert (fault.gpu, fault.healthy, fault.xid, fault.groups) == (uuids[3], False, 79, ("G23",))
             assert len(fault.seats) == 2
             bucket = await bus.bucket(INVENTORY_BUCKET)
@@ -128,7 +127,6 @@ async def test_xid_79_makes_exactly_the_seats_of_its_groups_unhealthy_until_prob
             (folder / "config.yaml").write_text(json.dumps(config()))
             await until_ready(kubelet, timeout=PATIENCE)
             recovered = await asyncio.wait_for(anext(events), PATIENCE)
-            assert isinstance(recovered, GpuHealthChanged)
             assert (recovered.gpu, recovered.healthy, recovered.reason) == (uuids[3], True, "")
             while await sick():
                 await asyncio.sleep(0.02)

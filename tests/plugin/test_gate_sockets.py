@@ -41,8 +41,20 @@ async def listening(folder: Path, gate_seconds: float = 20.0) -> AsyncIterator[N
         await sockets.close()
 
 
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[NodeSeats]:
+    async with listening(tmp_path) as node:
+        yield node
+
+
 def seat_on(node: NodeSeats, group: str) -> str:
     return next(seat for seat, own in node.offer.seats.items() if own.name == group)
+
+
+@pytest.fixture
+def seat(node: NodeSeats) -> str:
+    """One of group G0."""
+    return seat_on(node, "G0")
 
 
 async def ask(node: NodeSeats, seat: str, question: bytes = b"start\n") -> str:
@@ -55,8 +67,7 @@ async def ask(node: NodeSeats, seat: str, question: bytes = b"start\n") -> str:
 
 
 async def announced(node: NodeSeats, seat: str) -> dict[str, Any]:
-    found: dict[str, Any] = await until(lambda: call(node, seat), what="a start is announced")
-    return found
+    return await until(lambda: call(node, seat), what="a start is announced")
 
 
 def call(node: NodeSeats, seat: str) -> dict[str, Any] | None:
@@ -71,52 +82,46 @@ async def started(node: NodeSeats, seat: str, **ticket: object) -> tuple[dict[st
     return found, await asyncio.wait_for(asked, 10)
 
 
-async def test_a_start_at_home_is_permitted_and_changes_no_variable(tmp_path: Path) -> None:
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        found, answer = await started(node, seat, group="G0")
-        assert (found["inside"], found["closed"], answer) == (True, [], "start\n")
-        assert call(node, seat) is None
+async def test_a_start_at_home_is_permitted_and_changes_no_variable(node: NodeSeats, seat: str) -> None:
+    found, answer = await started(node, seat, group="G0")
+    assert (found["inside"], found["closed"], answer) == (True, [], "start\n")
+    assert call(node, seat) is None
 
 
-async def test_the_answer_says_for_how_long_it_permits(tmp_path: Path) -> None:
+async def test_the_answer_says_for_how_long_it_permits(node: NodeSeats, seat: str) -> None:
     """From the question on, so that neither a pause of this process nor one of the caller makes it longer."""
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        began = time.monotonic()
-        asked = asyncio.create_task(ask(node, seat))
-        found = await announced(node, seat)
-        announced_at = time.monotonic()
-        give_ticket(node.gate.seats_dir, seat, found["call"], group="G0", expires=began + 30)
-        within, last = (await asyncio.wait_for(asked, 10)).splitlines()
-        assert last == "start"
-        assert 30_000 - 1000 * (announced_at - began) - 1 <= int(within.removeprefix("within ")) <= 30_000
-        assert not (node.gate.seats_dir / seat / "permit").exists()
+    began = time.monotonic()
+    asked = asyncio.create_task(ask(node, seat))
+    found = await announced(node, seat)
+    announced_at = time.monotonic()
+    give_ticket(node.gate.seats_dir, seat, found["call"], group="G0", expires=began + 30)
+    within, last = (await asyncio.wait_for(asked, 10)).splitlines()
+    assert last == "start"
+    assert 30_000 - 1000 * (announced_at - began) - 1 <= int(within.removeprefix("within ")) <= 30_000
+    assert not (node.gate.seats_dir / seat / "permit").exists()
 
 
-async def test_a_start_on_another_group_gets_what_names_its_gpus(tmp_path: Path) -> None:
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        *lines, last = (await started(node, seat, group="G1"))[1].splitlines()
-        there = {
-            "KYB_GPU_INDICES": "1",
-            "KYB_GPU_GROUP": "G1",
-            "CUDA_VISIBLE_DEVICES": "0",  # the container has both GPUs, and CUDA counts by PCI address
-            "KYB_FAKE_GPU": "GPU-1",
-        }
-        assert dict(line.removeprefix("set ").split("=", 1) for line in lines) == there
-        assert last == "start"
-        home = node.offer.answer("kyb.ai/gpu-1x-seat", [seat]).envs
-        other = node.offer.answer("kyb.ai/gpu-1x-seat", [seat_on(node, "G1")]).envs
-        assert {name: other[name] for name in there if home[name] != other[name]}.keys() == there.keys()
+async def test_a_start_on_another_group_gets_what_names_its_gpus(node: NodeSeats, seat: str) -> None:
+    *lines, last = (await started(node, seat, group="G1"))[1].splitlines()
+    there = {
+        "KYB_GPU_INDICES": "1",
+        "KYB_GPU_GROUP": "G1",
+        "CUDA_VISIBLE_DEVICES": "0",  # the container has both GPUs, and CUDA counts by PCI address
+        "KYB_FAKE_GPU": "GPU-1",
+    }
+    assert dict(line.removeprefix("set ").split("=", 1) for line in lines) == there
+    assert last == "start"
+    home = node.offer.answer("kyb.ai/gpu-1x-seat", [seat]).envs
+    other = node.offer.answer("kyb.ai/gpu-1x-seat", [seat_on(node, "G1")]).envs
+    assert {name: other[name] for name in there if home[name] != other[name]}.keys() == there.keys()
 
 
 @pytest.mark.parametrize(("group", "text"), [("G9", "group G9 is not on this node"), ("", "")])
-async def test_a_ticket_for_a_group_that_is_gone_permits_nothing(tmp_path: Path, group: str, text: str) -> None:
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        _, answer = await started(node, seat, group=group)
-        assert answer == "start\n" if not text else answer.startswith("wait ") and text in answer
+async def test_a_ticket_for_a_group_that_is_gone_permits_nothing(
+    node: NodeSeats, seat: str, group: str, text: str
+) -> None:
+    _, answer = await started(node, seat, group=group)
+    assert answer == "start\n" if not text else answer.startswith("wait ") and text in answer
 
 
 async def test_without_a_ticket_the_answer_is_one_line_that_says_why(tmp_path: Path) -> None:
@@ -127,59 +132,46 @@ async def test_without_a_ticket_the_answer_is_one_line_that_says_why(tmp_path: P
         assert call(node, seat) is None
 
 
-async def test_a_caller_that_goes_away_gives_up_its_call(tmp_path: Path) -> None:
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        asked = asyncio.create_task(ask(node, seat))
-        await announced(node, seat)
-        asked.cancel()
-        await until(lambda: call(node, seat) is None, what="the call of a dead kyb-run is over")
+async def test_a_caller_that_goes_away_gives_up_its_call(node: NodeSeats, seat: str) -> None:
+    asked = asyncio.create_task(ask(node, seat))
+    await announced(node, seat)
+    asked.cancel()
+    await until(lambda: call(node, seat) is None, what="the call of a dead kyb-run is over")
 
 
-async def test_a_question_that_is_none_gets_no_permission(tmp_path: Path) -> None:
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        assert await ask(node, seat, b"open\n") == "wait ask for start\n"
-        assert await ask(node, seat, b"x" * 100_000 + b"\n") == ""
-        assert call(node, seat) is None
+async def test_a_question_that_is_none_gets_no_permission(node: NodeSeats, seat: str) -> None:
+    assert await ask(node, seat, b"open\n") == "wait ask for start\n"
+    assert await ask(node, seat, b"x" * 100_000 + b"\n") == ""
+    assert call(node, seat) is None
 
 
 @pytest.mark.parametrize(("gone", "group", "starts"), [(0, "", False), (0, "G1", True), (1, "G1", False)])
 async def test_only_a_gpu_of_the_group_on_which_it_starts_must_be_there(
-    tmp_path: Path, gone: int, group: str, starts: bool
+    node: NodeSeats, seat: str, gone: int, group: str, starts: bool
 ) -> None:
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        node.probation.reasons[f"GPU-{gone}"] = f"{GONE}: it fell off the bus"
-        found, answer = await started(node, seat, group=group)
-        assert f"G{gone}" in found["closed"]
-        assert answer.endswith("start\n") if starts else f"GPU {gone} (GPU-{gone})" in answer
-        assert answer.startswith("wait ") != starts
+    node.probation.reasons[f"GPU-{gone}"] = f"{GONE}: it fell off the bus"
+    found, answer = await started(node, seat, group=group)
+    assert f"G{gone}" in found["closed"]
+    assert answer.endswith("start\n") if starts else f"GPU {gone} (GPU-{gone})" in answer
+    assert answer.startswith("wait ") != starts
 
 
-async def test_nothing_starts_on_a_gpu_that_its_container_was_made_without(tmp_path: Path) -> None:
+async def test_nothing_starts_on_a_gpu_that_its_container_was_made_without(node: NodeSeats, seat: str) -> None:
     """The GPU was gone then, or not in the pool; now it is there, and in no device node of the container."""
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        node.allocations.allocate(AllocatedSeat(seat, ONE, ("GPU-0",), ("GPU-0",)))
-        found, answer = await started(node, seat, group="G1")
-        assert found["closed"] == ["G1", "G23"]
-        assert answer.startswith(
-            "wait it cannot start: its container was made without GPU 1 (GPU-1) of group G1; a new"
-        )
+    node.allocations.allocate(AllocatedSeat(seat, ONE, ("GPU-0",), ("GPU-0",)))
+    found, answer = await started(node, seat, group="G1")
+    assert found["closed"] == ["G1", "G23"]
+    assert answer.startswith("wait it cannot start: its container was made without GPU 1 (GPU-1) of group G1; a new")
 
 
-async def test_a_start_counts_the_gpus_that_kubelet_gave_its_container(tmp_path: Path) -> None:
+async def test_a_start_counts_the_gpus_that_kubelet_gave_its_container(node: NodeSeats) -> None:
     """``exposeDevices`` has changed since."""
-    async with listening(tmp_path) as node:
-        seat, today = seat_on(node, "G0"), node.offer
-        groups = tuple(
-            replace(g, profile=g.profile.model_copy(update={"expose_devices": "node"})) for g in today.groups
-        )
-        node.replace_offer(replace(today, groups=groups))
-        node.allocate(ONE, [[seat]])
-        node.replace_offer(today)
-        assert "set CUDA_VISIBLE_DEVICES=1\n" in (await started(node, seat, group="G1"))[1]  # PCI order: 3, 1, 2, 0
+    seat, today = seat_on(node, "G0"), node.offer
+    groups = tuple(replace(g, profile=g.profile.model_copy(update={"expose_devices": "node"})) for g in today.groups)
+    node.replace_offer(replace(today, groups=groups))
+    node.allocate(ONE, [[seat]])
+    node.replace_offer(today)
+    assert "set CUDA_VISIBLE_DEVICES=1\n" in (await started(node, seat, group="G1"))[1]  # PCI order: 3, 1, 2, 0
 
 
 async def test_kubelets_call_names_the_groups_that_its_container_lacks_too(tmp_path: Path) -> None:
@@ -201,17 +193,15 @@ async def test_kubelets_call_names_the_groups_that_its_container_lacks_too(tmp_p
         await asyncio.wait_for(asked, 10)
 
 
-async def test_a_newer_caller_ends_the_one_before(tmp_path: Path) -> None:
+async def test_a_newer_caller_ends_the_one_before(node: NodeSeats, seat: str) -> None:
     """A process of an engine cannot use up the plugin's descriptors: other seats need them."""
-    async with listening(tmp_path) as node:
-        seat = seat_on(node, "G0")
-        path = node.gate.seats_dir / seat / SOCKET
-        before = [await asyncio.open_unix_connection(path) for _ in range(3)]
-        asked = asyncio.create_task(started(node, seat, group=""))
-        for reader, writer in before:
-            assert await asyncio.wait_for(reader.read(), 2) in (b"", b"wait ask for start\n")
-            writer.close()
-        assert (await asked)[1] == "start\n"
+    path = node.gate.seats_dir / seat / SOCKET
+    before = [await asyncio.open_unix_connection(path) for _ in range(3)]
+    asked = asyncio.create_task(started(node, seat, group=""))
+    for reader, writer in before:
+        assert await asyncio.wait_for(reader.read(), 2) in (b"", b"wait ask for start\n")
+        writer.close()
+    assert (await asked)[1] == "start\n"
 
 
 async def test_a_container_that_calls_without_end_is_answered_at_a_pace(tmp_path: Path) -> None:
@@ -230,10 +220,9 @@ async def test_a_container_that_calls_without_end_is_answered_at_a_pace(tmp_path
         assert taken <= 1.0 / PACE_SECONDS + 4
 
 
-async def test_an_engine_of_any_user_may_ask(tmp_path: Path) -> None:
-    async with listening(tmp_path) as node:
-        found = node.gate.seats_dir / seat_on(node, "G0") / SOCKET
-        assert found.stat().st_mode & 0o777 == 0o666
+async def test_an_engine_of_any_user_may_ask(node: NodeSeats) -> None:
+    found = node.gate.seats_dir / seat_on(node, "G0") / SOCKET
+    assert found.stat().st_mode & 0o777 == 0o666
 
 
 async def test_the_next_plugin_listens_where_one_that_was_killed_left_its_socket(tmp_path: Path) -> None:
@@ -282,8 +271,7 @@ async def test_a_folder_that_takes_no_socket_is_logged_and_harms_no_other_seat(
         await sockets.close()
 
 
-async def test_a_folder_is_open_only_while_its_socket_is_bound(tmp_path: Path) -> None:
+async def test_a_folder_is_open_only_while_its_socket_is_bound(node: NodeSeats) -> None:
     """Else each pod, and each new configuration, would cost the plugin a file until it has none left."""
-    async with listening(tmp_path) as node:
-        opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
-        assert [name for name in opened if name.startswith(str(node.gate.seats_dir))] == []
+    opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert [name for name in opened if name.startswith(str(node.gate.seats_dir))] == []

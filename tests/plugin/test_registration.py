@@ -9,9 +9,8 @@ from kybernate.dev.fakes.kubelet import plugins
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from services.plugin.registration import MAX_SOCKET_PATH, remove_stale
-from tests.kubelet.stand import pod, running_kubelet, short_folder, state
+from tests.kubelet.stand import running_kubelet, short_folder
 from tests.plugin.stand import plugin_at, running_plugin, until_unmet
-from tests.until import until
 
 
 async def test_a_refused_registration_is_reported_and_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,20 +45,6 @@ def test_sockets_of_dead_plugins_are_removed_and_live_ones_stay() -> None:
             (folder / "kyb-file.sock").write_text("")
             remove_stale(folder)
             assert sorted(os.listdir(folder)) == ["kyb-file.sock", "kyb-live.sock", "other.sock"]
-
-
-async def test_a_pod_gets_the_first_fit_and_its_answer() -> None:
-    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
-        out = kubelet.options.run_dir / "env"
-        created = kubelet.create(pod(command=f"env > {out}; sleep 100"))
-        seat = plugin.seats("G0")[0]
-        await plugin.open_gate(seat)
-        await until(
-            lambda: out.exists() and "POD_IP" in out.read_text(), what="the container has written its environment"
-        )
-        assert {f"KYB_GPU_SEAT={seat}", "KYB_GPU_GROUP=G0", "KYB_FAKE_GPU=GPU-0"} <= set(out.read_text().splitlines())
-        assert plugin.hinted == [seat]
-        assert "running" in state(created)["state"]
 
 
 async def test_a_gate_call_for_an_unknown_seat_is_refused() -> None:

@@ -1,21 +1,16 @@
 """A faulty GPU in ``kyb status`` and ``kyb events``."""
 
-import asyncio
 import io
 import json
 
 from rich.console import Console
 
 from kybernate.cli.show import event_line, seat_tree
-from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import GpuHealthChanged, SeatEvent
-from kybernate.roster import INVENTORY_BUCKET, GpuRecord
+from kybernate.roster import GpuRecord
 from services.console.core.cluster import Cluster
 from services.console.core.overview import overview
 from services.console.events import as_sse
-from services.console.follow import Reader
-from tests.plugin.processes import PATIENCE
-from tests.until import until
 
 SICK = GpuRecord(node="n1", gpu="GPU-3", index=3, groups=("G23",), healthy=False, reason="XID 79", since=100.0)
 WELL = GpuRecord(node="n1", gpu="GPU-2", index=2, groups=("G23",))
@@ -49,26 +44,3 @@ def test_events_show_a_fault_and_its_end() -> None:
     assert "GPU 3  G23  node/n1  XID 79" in line
     assert "gpu-healthy" in event_line(fault.model_copy(update={"healthy": True, "reason": ""}).model_dump()).plain
     assert not isinstance(fault, SeatEvent)  # routers and managers must not process it as a seat's state
-
-
-async def test_the_console_follows_the_inventory() -> None:
-    server = MemoryServer()
-    async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as writer:
-        cluster = Cluster()
-        watching = [asyncio.create_task(job) for job in Reader(bus, cluster).jobs().values()]
-
-        def shown_now() -> list[int]:
-            return sorted(gpu.index for gpu in cluster.gpus.rows.values())
-
-        try:
-            bucket = await writer.bucket(INVENTORY_BUCKET)
-            await bucket.put("n1.unreadable", b"{")
-            for row in (SICK, WELL):
-                await bucket.put(row.key, row.model_dump_json().encode())
-            await until(lambda: shown_now() == [2, 3], what="GPUs 2 and 3", saw=shown_now, timeout=PATIENCE)
-            await bucket.delete(SICK.key)
-            await until(lambda: shown_now() == [2], what="GPU 2 only", saw=shown_now, timeout=PATIENCE)
-        finally:
-            for task in watching:
-                task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)

@@ -20,7 +20,7 @@ from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.pods import joined
 from services.gpu_manager.publish import GateFiles
 from services.plugin.core.devices import Offer
-from tests.kubelet.stand import pod, pods, reason, running_kubelet, state, until_capacity, until_failed
+from tests.kubelet.stand import pod, pods, reason, running_kubelet, state, until_capacity
 from tests.plugin.processes import PATIENCE
 from tests.plugin.stand import ONE, TWO, plugin_at, running_plugin
 from tests.until import until
@@ -110,15 +110,3 @@ async def test_mig_with_the_cuda_backend_is_refused_by_name() -> None:
             text = await refusal(kubelet.create(pod()))
             assert "backend cuda cannot park MIG instances" in text
             assert "kyb.ai/backend" in text
-
-
-async def test_a_seat_that_does_not_exist_is_refused_with_what_to_do() -> None:
-    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
-        offer = plugin.node.offer
-        only_pairs = tuple(group for group in offer.groups if group.profile.resource == TWO)
-        plugin.node.offer = Offer(only_pairs, offer.gpus, offer.seats_dir, fake_driver=offer.fake_driver)
-        late = kubelet.create(pod())  # kubelet has not received the new list yet
-        await until_failed(late, timeout=PATIENCE)
-        message = late.document()["status"]["message"]
-        assert "does not exist on this node any more" in message
-        assert "delete the pod so that it gets another one" in message

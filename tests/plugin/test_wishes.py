@@ -117,14 +117,6 @@ async def test_the_next_pod_gets_the_group_and_the_one_after_it_does_not() -> No
         assert given == ["G1", "G0"]
 
 
-async def test_a_wish_that_no_request_can_fulfil_stays_open() -> None:
-    async with running_kubelet() as kubelet, plugin_at(kubelet) as plugin:
-        plugin.node.wishes.update([wish(group="G23", resource=TWO)])
-        kubelet.create(pod())
-        await until(lambda: kubelet.devices.allocations, what="kubelet has allocated a seat", timeout=PATIENCE)
-        assert plugin.node.wishes.matching(TWO, {"G23"}, time.time()) is not None
-
-
 def pending(uid: str, prefers: str, resource: str = ONE, **status: Any) -> dict[str, Any]:
     meta = {"name": uid, "namespace": "default", "uid": uid, "annotations": {"kyb.ai/prefer-group": prefers}}
     limits = {"resources": {"limits": {resource: "1"}}}
