@@ -254,7 +254,6 @@ async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand
             host = open_host(None, 1.0, fake_kubelet=True)
             host = replace(host, headroom=Headroom(Plenty(), None))
             one = open_backends(None, WAITS, host, http=http)[name]  # type: ignore[arg-type]
-            assert isinstance(one, EngineBackend | RestartBackend)
             readings = Readings(engine, process.pid, lambda: identify(process.pid) is not None)
             one.calls = one.evidence.calls = readings  # type: ignore[assignment]
             target = SeatTarget(

@@ -42,9 +42,7 @@ class Machine:
 
     def find(self) -> SeatContainer:
         """The container of ``target``, which has a process."""
-        found = self.containers.find(target())
-        assert found is not None
-        return found
+        return self.containers.find(target())
 
     def boot(self) -> "Machine":
         self.proc.mkdir(parents=True)

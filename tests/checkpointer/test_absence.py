@@ -66,7 +66,6 @@ async def executed(here: Node, folder: Path, *, gib: int = 0) -> AsyncIterator[a
         *(*inside, sys.executable, "-c", *command), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
-        assert process.stdout is not None
         assert await process.stdout.readline() == b"ready\n"
         yield process
     finally:

@@ -17,10 +17,9 @@ from services.checkpointer.containers import Containers
 from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.freezer import SIGSTOP, Freezer
 from services.checkpointer.processes import ProcessIdentity, identify, stopped, thread_names
-from tests.checkpointer.machine import CONTAINER, POD, SLICE, machine, target
+from tests.checkpointer.machine import CONTAINER, POD, SLICE, Machine, machine, target
 
 SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
-VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 
 OTHER = "4e" * 32
@@ -70,9 +69,7 @@ def test_a_process_on_a_hybrid_machine_has_paths_of_both_versions() -> None:
     assert list(place.items()) == [("", "/u"), ("cpu", "/a:b"), ("cpuacct", "/a:b"), ("name=systemd", "/s")]
 
 
-@VERSIONS
-def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
+def test_only_processes_of_the_container_are_found_the_oldest_first(m: Machine) -> None:
     m.process(50, SCOPE, start=10)
     m.process(40, f"{SCOPE}/nested", start=20)
     m.process(60, SCOPE, start=5, state="Z")
@@ -91,26 +88,18 @@ def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Pa
     assert containers.find(target(f"cri-o://{'aa' * 32}")) is None
 
 
-@VERSIONS
-def test_a_control_group_of_the_same_name_inside_another_container_is_not_taken_for_it(
-    tmp_path: Path, version: int
-) -> None:
+def test_a_control_group_of_the_same_name_inside_another_container_is_not_taken_for_it(m: Machine) -> None:
     """A privileged container can make any folder below its own."""
-    m = machine(tmp_path, version)
     m.process(40, f"{SLICE}/cri-containerd-{'4e' * 32}.scope{SCOPE}")
     m.process(50, SCOPE)
     found = m.find()
     assert found.root.pid == 50
 
 
-@VERSIONS
-def test_a_control_group_that_is_not_mounted_is_found_by_its_processes(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
+def test_a_control_group_that_is_not_mounted_is_found_by_its_processes(m: Machine) -> None:
     m.process(50, SCOPE)
-    containers = Containers(Cgroups(tmp_path / "nothing", m.proc))
+    containers = Containers(Cgroups(m.folder / "nothing", m.proc))
     found = containers.find(target())
-    assert found is not None
-    assert found.cgroup is not None
     assert (found.cgroup.freezer, found.cgroup.memory) == (None, None)
     assert [one.pid for one in containers.processes(target(), None)] == [50]
     assert Freezer(containers.cgroups, 1.0).means(found.cgroup) == SIGSTOP
@@ -124,11 +113,7 @@ def test_processes_of_another_pid_namespace_are_an_error_and_not_an_empty_contai
         m.containers.find(target())
 
 
-@VERSIONS
-def test_kyb_run_is_no_process_of_its_container_and_another_process_of_its_name_is(
-    tmp_path: Path, version: int
-) -> None:
-    m = machine(tmp_path, version)
+def test_kyb_run_is_no_process_of_its_container_and_another_process_of_its_name_is(m: Machine) -> None:
     m.process(50, SCOPE, start=10)
     (m.proc / "50" / "exe").symlink_to("/kyb/kyb-run (deleted)")
     containers, keeper = m.containers, ProcessIdentity(pid=50, start=10)
@@ -145,10 +130,8 @@ def test_kyb_run_is_no_process_of_its_container_and_another_process_of_its_name_
     assert len(containers.processes(target(), None)) == 2
 
 
-@VERSIONS
-def test_only_what_kyb_run_started_is_the_engine_in_its_container(tmp_path: Path, version: int) -> None:
+def test_only_what_kyb_run_started_is_the_engine_in_its_container(m: Machine) -> None:
     """``kubectl exec`` puts a process in beside it, whose parent lives outside."""
-    m = machine(tmp_path, version)
     m.process(30, "/system.slice/containerd.service")
     m.process(50, SCOPE, start=10)
     (m.proc / "50" / "exe").symlink_to("/kyb/kyb-run")
@@ -175,10 +158,8 @@ def test_a_process_that_nothing_shows_the_place_of_may_be_in_the_container(tmp_p
     assert "/proc/77/cgroup cannot be read (No such file or directory)" in containers.unclear(mine, [55, 77])
 
 
-@VERSIONS
-def test_a_proc_that_hides_processes_is_an_error_and_not_an_empty_container(tmp_path: Path, version: int) -> None:
+def test_a_proc_that_hides_processes_is_an_error_and_not_an_empty_container(m: Machine) -> None:
     """hidepid=2 leaves them out, process 1 among them."""
-    m = machine(tmp_path, version)
     shutil.rmtree(m.proc / "1")
     with pytest.raises(StepFailedError, match="hidepid"):
         m.containers.find(target())
@@ -205,9 +186,7 @@ def test_a_process_that_may_not_be_read_is_an_error_and_not_gone(
     assert "Operation not permitted" in m.containers.unclear(target(), [50])
 
 
-@VERSIONS
-def test_a_machine_whose_containers_are_not_seen_says_so(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
+def test_a_machine_whose_containers_are_not_seen_says_so(m: Machine) -> None:
     m.process(40, "/system.slice/sshd.service")
     assert "set hostPID: true" in m.containers.blind()
     assert Containers(m.containers.cgroups, fake_kubelet=True).blind() == ""
@@ -226,7 +205,6 @@ def test_b6_a_process_container_is_an_error_unless_the_fake_kubelet_reports_cont
     with pytest.raises(StepFailedError):
         Containers().processes(target("process://1"), identify(1))
     found = Containers(fake_kubelet=True).find(target(f"process://{os.getpid()}"))
-    assert found is not None
     assert found.root == identify(os.getpid())
 
 
@@ -251,13 +229,10 @@ async def test_a_process_container_is_its_tree_and_its_group_and_no_reused_pid()
         "sh", "-c", script, stdout=asyncio.subprocess.PIPE, start_new_session=True
     )
     root = identify(shell.pid)
-    assert root is not None
-    assert shell.stdout is not None
     await shell.stdout.readline()
     containers, mine = Containers(fake_kubelet=True), target(f"process://{shell.pid}")
     try:
         found = containers.find(mine)
-        assert found is not None
         assert found.cgroup is None, "its control group is also ours"
         assert len(containers.processes(mine, root)) >= 2
         everyone = containers.processes(mine, root, strays=True)
@@ -270,15 +245,13 @@ async def test_a_process_container_is_its_tree_and_its_group_and_no_reused_pid()
         await shell.communicate()
 
 
-@VERSIONS
-async def test_a_container_is_frozen_and_thawed_by_its_control_group(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
+async def test_a_container_is_frozen_and_thawed_by_its_control_group(m: Machine) -> None:
     m.process(50, SCOPE)
     containers = m.containers
     freezer = Freezer(containers.cgroups, 20.0)
     found = m.find()
     who = found.root
-    assert freezer.means(found.cgroup) == f"cgroup v{version}"
+    assert freezer.means(found.cgroup) == f"cgroup v{m.version}"
     async with m.kernel(SCOPE):
         assert not freezer.stopped(who)
         await freezer.freeze(found.cgroup, lambda: [who])
@@ -290,15 +263,13 @@ async def test_a_container_is_frozen_and_thawed_by_its_control_group(tmp_path: P
     assert m.freezer(SCOPE).read_text().strip() in ("0", "THAWED")
 
 
-@VERSIONS
-def test_a_process_below_a_frozen_control_group_counts_as_stopped(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
+def test_a_process_below_a_frozen_control_group_counts_as_stopped(m: Machine) -> None:
     m.process(50, f"{SCOPE}/nested")
     file = m.freezer(f"{SCOPE}/nested")
     freezer = Freezer(m.containers.cgroups, 1.0)
     who = ProcessIdentity(pid=50, start=100)
     assert not freezer.stopped(who)
-    if version == 2:
+    if m.version == 2:
         file.with_name("cgroup.events").write_text("populated 1\nfrozen 1\n")  # its parent's doing: cgroup.freeze is 0
     else:
         file.write_text("FREEZING\n")
@@ -321,7 +292,6 @@ async def test_a_freeze_without_effect_is_undone_and_reported(tmp_path: Path) ->
 async def test_a_seat_without_a_control_group_is_stopped_by_signal() -> None:
     process = await asyncio.create_subprocess_exec("sleep", "60")
     who = identify(process.pid)
-    assert who is not None
     try:
         freezer = Freezer(Containers().cgroups, 20.0)
         assert freezer.means(None) == SIGSTOP
@@ -335,25 +305,20 @@ async def test_a_seat_without_a_control_group_is_stopped_by_signal() -> None:
         await process.wait()
 
 
-@VERSIONS
-async def test_a_container_has_its_freezer_and_limit_also_from_within_a_control_group_namespace(
-    tmp_path: Path, version: int
-) -> None:
+async def test_a_container_has_its_freezer_and_limit_also_from_within_a_control_group_namespace(m: Machine) -> None:
     """An unprivileged checkpointer reads paths that begin with ``/..`` and lack the levels in between."""
-    m = machine(tmp_path, version)
     m.process(50, SCOPE)
     m.memory(SCOPE, limit=60, used=20)
     lines = (m.proc / "50" / "cgroup").read_text()
     (m.proc / "50" / "cgroup").write_text(lines.replace(SCOPE, f"/../../{SCOPE.removeprefix('/kubepods.slice/')}"))
     containers = m.containers
     found = m.find()
-    assert found.cgroup is not None
     assert found.cgroup.freezer == m.freezer(SCOPE)
     assert [(room.where.endswith(SCOPE), room.free) for room in containers.cgroups.memory_rooms(found.cgroup)] == [
         (True, 40)
     ]
     freezer = Freezer(containers.cgroups, 20.0)
-    assert freezer.means(found.cgroup) == f"cgroup v{version}"
+    assert freezer.means(found.cgroup) == f"cgroup v{m.version}"
     async with m.kernel(SCOPE):
         await freezer.freeze(found.cgroup, list)
         assert freezer.stopped(found.root), "no driver call may be made about it"

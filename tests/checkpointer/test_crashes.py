@@ -120,7 +120,6 @@ class Machine:
 
 
 def name_of(end: SeatProgress | None) -> str:
-    assert end is not None
     return COLD if end.outcome in ("lost", "gone") else end.outcome
 
 
@@ -147,7 +146,6 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
             first = await machine.run(crash.half, "end")
             end = await machine.run(crash.half)
             assert name_of(first) == name_of(end), f"{backend}: {crash}: a replay of the replay ends otherwise"
-        assert end is not None
         assert it.engine.resumed <= 1, "a second resume ends SGLang"
         if backend == "restart" and crash.victim == "checkpointer":
             assert name_of(end) == "parked", "what the crash left was ended, and its container starts at the gate"

@@ -74,7 +74,8 @@ def test_a_process_that_the_driver_lists_on_one_of_its_gpus_is_no_park(pid: int)
         prove(seat(*TWO, baseline=BEFORE), {1: PARKED, 2: PARKED}, [Use(pid, B, 1, "")], {A: 0, B: 0})
 
 
+@pytest.mark.parametrize("state", [ProcessState.RUNNING, ProcessState.LOCKED])
 @pytest.mark.parametrize("pid", [1, 2])
-def test_one_process_that_is_not_checkpointed_is_no_park(pid: int) -> None:
-    with pytest.raises(StepFailedError, match=f"pid {pid} is RUNNING and not CHECKPOINTED"):
-        prove(seat(*TWO, baseline=BEFORE), {1: PARKED, 2: PARKED, pid: ProcessState.RUNNING}, [], {A: 0, B: 0})
+def test_one_process_that_is_not_checkpointed_is_no_park(pid: int, state: ProcessState) -> None:
+    with pytest.raises(StepFailedError, match=f"pid {pid} is {state} and not CHECKPOINTED"):
+        prove(seat(*TWO, baseline=BEFORE), {1: PARKED, 2: PARKED, pid: state}, [], {A: 0, B: 0})

@@ -32,10 +32,8 @@ def holder(file: Path, mode: str = "write") -> Iterator[ProcessIdentity]:
     """A process that holds the lock."""
     with subprocess.Popen([sys.executable, "-c", HOLD, str(file), mode], stdout=subprocess.PIPE) as process:
         try:
-            assert process.stdout is not None
             process.stdout.readline()
             who = identify(process.pid)
-            assert who is not None
             yield who
         finally:
             process.kill()
@@ -110,7 +108,6 @@ def test_a_process_that_compiles_is_waited_for(tmp_path: Path) -> None:
     shutil.copy(shutil.which("sleep") or "", compiler)
     with subprocess.Popen([compiler, "60"]) as process:
         who = identify(process.pid)
-        assert who is not None
         assert why_not_frozen([who], shared=False) == f"pid {process.pid} compiles for it (cc1plus)"
         process.kill()
 

@@ -42,9 +42,7 @@ async def park(it: Checkpointer, engine: Engine, group: str = "G0") -> SeatProgr
 
 async def activate(it: Checkpointer, engine: Engine, gpus: tuple[str, ...] = ()) -> SeatProgress:
     target = engine.target.model_copy(update={"gpus": gpus or engine.target.gpus})
-    done = (await it.do(activate=target)).activate
-    assert done is not None
-    return done
+    return (await it.do(activate=target)).activate
 
 
 def steps(it: Checkpointer) -> list[str]:
@@ -133,8 +131,6 @@ async def test_h4_a_parked_process_is_frozen_because_a_synchronize_would_crash_i
         await park(it, engine)
         assert here.frozen(engine)
         assert (await activate(it, engine)).outcome == "active"
-        assert engine.process.stdin is not None
-        assert engine.process.stdout is not None
         engine.process.stdin.write(b"synchronize\n")
         assert await asyncio.wait_for(engine.process.stdout.readline(), 30) == b"synchronized\n"
         await park(it, engine)
@@ -326,7 +322,6 @@ async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_delays_no_other
         op = await it.begin(activate=engine.target)
         assert (await park(it, other, "G1")).outcome == "parked"
         end = (await it.done(op)).activate
-        assert end is not None
         assert end.outcome == "quarantined", end
         assert "second hang of this seat" in end.reason
         assert "delete its pod" in end.reason
@@ -346,7 +341,6 @@ async def test_h16_what_was_learned_ends_a_hang_that_nothing_else_would_end_for_
         op = await it.begin(**({"park": (target,)} if verb == "checkpoint" else {"activate": target}))
         status = await it.done(op)
         end = status.park[0] if verb == "checkpoint" else status.activate
-        assert end is not None
         assert (end.outcome, "second hang of this seat" in end.reason) == ("quarantined", True), end
 
 

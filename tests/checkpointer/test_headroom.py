@@ -19,7 +19,6 @@ from tests.checkpointer.machine import CONTAINER, SLICE, Machine, machine, targe
 
 GIB = 2**30
 SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
-VERSIONS = pytest.mark.parametrize("version", [1, 2])
 
 
 @dataclass
@@ -34,9 +33,7 @@ class Host:
 
 def cgroup(m: Machine) -> Cgroup:
     m.process(50, SCOPE)
-    found = m.find().cgroup
-    assert found is not None
-    return found
+    return m.find().cgroup
 
 
 LIMITS: dict[str, tuple[dict[str, dict[str, int | None]], str]] = {
@@ -51,12 +48,8 @@ LIMITS: dict[str, tuple[dict[str, dict[str, int | None]], str]] = {
 }
 
 
-@VERSIONS
 @pytest.mark.parametrize("case", LIMITS)
-async def test_h6_every_limit_of_a_container_must_have_room_for_the_copy(
-    tmp_path: Path, version: int, case: str
-) -> None:
-    m = machine(tmp_path, version)
+async def test_h6_every_limit_of_a_container_must_have_room_for_the_copy(m: Machine, case: str) -> None:
     mine = cgroup(m)
     groups, why = LIMITS[case]
     for path, gib in groups.items():
@@ -65,10 +58,8 @@ async def test_h6_every_limit_of_a_container_must_have_room_for_the_copy(
         await Headroom(Host(500 * GIB), m.containers.cgroups).reserve("s00", mine, 40 * GIB, 1.0)
 
 
-@VERSIONS
-def test_a_container_takes_its_anonymous_and_shared_memory_and_no_page_cache(tmp_path: Path, version: int) -> None:
+def test_a_container_takes_its_anonymous_and_shared_memory_and_no_page_cache(m: Machine) -> None:
     """Pinned buffers of engines are shared memory."""
-    m = machine(tmp_path, version)
     mine = cgroup(m)
     assert m.containers.cgroups.memory_bytes(mine) is None, "nothing is accounted there"
     m.memory(SCOPE, limit=None, used=80 * GIB, cache=12 * GIB, shared=60 * GIB)
@@ -152,13 +143,10 @@ def test_facts_about_a_process_from_proc(tmp_path: Path) -> None:
     assert (gone.uvm_mappings, gone.threads, gone.environment) == (0, frozenset(), {})
 
 
-@VERSIONS
-async def test_h6_a_limit_that_is_not_mounted_is_unknown_and_not_absent(tmp_path: Path, version: int) -> None:
-    m = machine(tmp_path, version)
+async def test_h6_a_limit_that_is_not_mounted_is_unknown_and_not_absent(m: Machine) -> None:
     m.process(50, SCOPE)
-    containers = Containers(Cgroups(tmp_path / "nothing", m.proc))
+    containers = Containers(Cgroups(m.folder / "nothing", m.proc))
     found = containers.find(target())
-    assert found is not None
     headroom = Headroom(Host(500 * GIB), containers.cgroups)
     with pytest.raises(StepFailedError, match="mount the host's /sys/fs/cgroup"):
         await headroom.reserve("s00", found.cgroup, 40 * GIB, 1.0)

@@ -174,7 +174,6 @@ class Seat:
             (done,) = (await self.it.do(park=(target,), group=group)).park
         else:
             status = await self.it.do(activate=target, group=group)
-            assert status.activate is not None
             done = status.activate
         self.ends.append("cold start" if done.outcome in ("lost", "gone") else done.outcome)
         return done
@@ -263,8 +262,6 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
         str(port),
     )
     order = {"options": options, "environment": environment, "log": str(log)}
-    assert forks.stdin is not None
-    assert forks.stdout is not None
     forks.stdin.write(json.dumps(order).encode() + b"\n")
     pid = int(await forks.stdout.readline())
     target = SeatTarget(

@@ -101,7 +101,6 @@ async def replayed(it: Checkpointer, engines: tuple[Engine, ...]) -> tuple[str, 
     """Outcomes of the interrupted job and the states of the seats, after a start of the checkpointer."""
     await until(lambda: it.journal.jobs["op-2"].done, what="replayed")
     status = it.journal.jobs["op-2"].status
-    assert status is not None
     ends = (status.park[0].outcome, status.activate.outcome if status.activate else "")
     return (*ends, *[(await it.outcome(engine)) for engine in engines])
 
@@ -157,7 +156,6 @@ async def test_a_helper_killed_before_any_call_is_replaced_and_the_half_goes_on(
             assert (end.outcome, doomed[0]) == ("parked", ""), (park, end)
             doomed[0] = activate
             done = (await it.do(activate=engine.target)).activate
-            assert done is not None
             assert (done.outcome, doomed[0] in ("", "processes")) == ("active", True), (activate, done)
         assert (await here.violations())["count"] == 0
 
@@ -174,7 +172,6 @@ async def test_a_helper_killed_in_the_middle_of_a_call_leaves_a_driver_that_fini
         await kill_helper(it, "G0")
         status = await it.done(op)
         seat, wanted = (status.activate, "active") if verb == "restore" else (status.park[0], "parked")
-        assert seat is not None
         assert (seat.outcome, "helper ended" in seat.reason) == (wanted, True), seat
         assert (await here.violations())["count"] == 0
 

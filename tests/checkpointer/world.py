@@ -130,8 +130,6 @@ class Engine:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await self.process.wait()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.close()
         with contextlib.suppress(ConnectionError):
             await self.process.stdin.wait_closed()
@@ -233,7 +231,6 @@ class Node:
         )
         engine = Engine(process, target)
         self.engines.append(engine)
-        assert process.stdout is not None
         for _ in range(processes + attached):
             assert await process.stdout.readline() == b"ready\n"
         return engine
@@ -247,8 +244,7 @@ class Node:
         return str((await self.client.call("get_state", pid=engine.pid))["state"])
 
     async def violations(self) -> dict[str, Any]:
-        found: dict[str, Any] = (await self.client.call("stats"))["violations"]
-        return found
+        return (await self.client.call("stats"))["violations"]
 
     async def inject(self, fault: str, **arguments: Any) -> None:
         await self.client.call("inject", fault=fault, **arguments)
@@ -326,12 +322,11 @@ class Checkpointer:
 
     async def done(self, op: str) -> JobStatus:
         """The status of an op when it is done."""
-        status: JobStatus = await until(
+        return await until(
             lambda: next((one for one in reversed(self.reports) if one.op == op and one.done), None),
             what=f"{op} done; received {[(r.op, r.done) for r in self.reports]}",
             timeout=120,
         )
-        return status
 
     async def do(self, **arguments: Any) -> JobStatus:
         """A switch from beginning to end."""
@@ -350,7 +345,6 @@ class Checkpointer:
         async with bus.subscribe(JobProgress.pattern(node=NODE)) as messages:
             listening.set()
             async for message in messages:
-                assert isinstance(message, JobProgress)
                 self.reports.append(message.status)
 
 
