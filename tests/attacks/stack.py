@@ -211,7 +211,6 @@ class Stack:
             assert time.monotonic() < deadline, (
                 f"{what}: not within {PATIENCE_SECONDS:g} s; {self.log.read_text()[-2000:]}"
             )
-            assert self.process is not None
             assert self.process.poll() is None, f"the router ended: {self.log.read_text()[-2000:]}"
             time.sleep(0.02)
 
@@ -287,7 +286,6 @@ class Stack:
 
     @property
     def pid(self) -> int:
-        assert self.process is not None
         return self.process.pid
 
     @property
@@ -298,7 +296,6 @@ class Stack:
     def memory_bytes(self, *, peak: bool = False) -> int:
         text = Path(f"/proc/{self.pid}/status").read_text()
         found = re.search(r"VmHWM:\s+(\d+)" if peak else r"VmRSS:\s+(\d+)", text)
-        assert found is not None
         return int(found[1]) * 1024
 
 

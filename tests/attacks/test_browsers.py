@@ -69,10 +69,11 @@ def test_a_browser_at_an_address_of_this_port_reads_its_answers(stack: Stack) ->
         assert ask(stack, "POST", CALLS[0], host, b"Origin: http://" + host, body=call()).status == 200
 
 
-def test_the_operations_port_is_not_used_across_sites(folder: Path) -> None:
+def test_metrics_can_have_a_port_of_their_own_which_is_not_used_across_sites(folder: Path) -> None:
     with Stack(folder, health_port=(port := free_port())) as stack:
+        assert [stack.get(path).status for path in ("/metrics", "/healthz")] == [404, 200]
         stack.port = port
-        assert ask(stack, "GET", "/metrics", b"prometheus.svc").status == 200
+        assert b"kybernate_router_connections" in ask(stack, "GET", "/metrics", b"prometheus.svc").raw
         assert ask(stack, "GET", "/metrics", b"evil.example", CHROME).status == 403
         assert ask(stack, "GET", "/metrics", b"127.0.0.1", b"Sec-Fetch-Site: cross-site").status == 403
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.attacks.stack import Answer, RawEngine, Stack, call, receive, request
+from tests.attacks.stack import Answer, RawEngine, Stack, call, request
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 BODY = call()
@@ -204,18 +204,6 @@ def test_an_invalid_answer_is_a_503_without_words_of_the_engine(stack: Stack, en
     assert 3 <= len(engine.heads) <= 4, "repeated before the first byte, but not for ever"
 
 
-def test_the_second_of_two_answers_is_given_to_no_caller(stack: Stack, engine: RawEngine) -> None:
-    def twice(connection: socket.socket, _: bytes, __: bytes) -> bool:
-        one = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nfirst"
-        connection.sendall(one + one.replace(b"first", b"other"))
-        return True
-
-    engine.answer = twice
-    assert stack.post("/v1/completions", BODY).body == b"first"
-    engine.answer = RawEngine().answer
-    assert stack.post("/v1/completions", BODY).body == b'{"ok":true}'
-
-
 SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -243,19 +231,6 @@ def test_half_an_event_or_half_a_body_ends_with_a_reset(stack: Stack, engine: Ra
     response = stack.post("/v1/completions", call(stream=True))
     assert response.status == 200
     assert not response.raw.endswith(b"0\r\n\r\n"), "the caller can see that the answer is incomplete"
-
-
-def test_a_caller_that_leaves_ends_the_call_at_the_engine(stack: Stack, engine: RawEngine) -> None:
-    def waits(connection: socket.socket, _: bytes, __: bytes) -> bool:
-        connection.sendall(SSE + chunked(b"data: 1\n\n", end=b""))
-        return bool(connection.recv(1))  # nothing comes but the end
-
-    engine.answer = waits
-    with stack.connect() as connection:
-        connection.sendall(request("/v1/completions", call(stream=True)))
-        receive(connection, until=b"data: 1")
-    stack.wait(lambda: engine.running == 0, "the engine sees that the caller left")
-    stack.wait(lambda: stack.metric("kybernate_router_in_flight_requests") == 0, "nothing is in flight")
 
 
 def test_a_reader_that_does_not_read_slows_its_engine_down(stack: Stack, engine: RawEngine) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.dev.nats_server import free_port
 from kybernate.seat import SeatState
 from tests.attacks.stack import RawEngine, Response, Stack, call, receive, request, serving
 from tests.keys import key_file
@@ -76,7 +75,6 @@ def test_200_bodies_that_are_complete_at_once_take_no_long_turn(folder: Path, ki
             caller.sendall(request(PATH, body)[:-1])
         arrived = 200 * (len(body) - 1)
         stack.wait(lambda: stack.metric("kybernate_router_body_bytes") == arrived, "all but one byte each")
-        assert stack.process is not None
         stack.process.send_signal(signal.SIGSTOP)
         for caller in callers:
             caller.sendall(body[-1:])
@@ -273,14 +271,6 @@ def test_a_silent_engine_gets_a_second_chance_and_then_a_504(folder: Path) -> No
         assert response.status == 200
         assert b'"code": "upstream_failed"' in response.raw
         stack.wait(lambda: engine.running == 0, "the engine is left alone")
-
-
-def test_metrics_can_have_a_port_of_their_own(folder: Path) -> None:
-    with Stack(folder, health_port=(port := free_port())) as stack:
-        assert stack.get("/metrics").status == 404
-        assert stack.get("/healthz").status == 200
-        stack.port = port
-        assert b"kybernate_router_connections" in stack.get("/metrics").raw
 
 
 # --- places in the engine and in queues -------------------------------------------------------------------------------

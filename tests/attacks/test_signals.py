@@ -29,7 +29,6 @@ def now(seconds: float) -> Now:
 
 def test_a_lie_counts_only_up_to_its_bounds_and_expires():
     signal = decode(SUBJECT, LIE)
-    assert isinstance(signal, TrafficSignal)
     assert (signal.waiting, signal.in_flight, signal.ttl_seconds) == (100_000, 100_000, 300.0)
     assert (signal.oldest_wait_seconds, signal.window_seconds) == (86_400.0, 86_400.0)
     levels, loads = DemandLevels(), Loads()

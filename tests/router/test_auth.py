@@ -84,7 +84,6 @@ async def test_every_route_but_health_is_guarded(guarded: World) -> None:
     routes = [route for route in every if route.resource is None or route.resource.canonical != at_the_console]
     checked = 0
     for route in routes:
-        assert route.resource is not None
         path = route.resource.canonical.replace("{verb}", "park").replace("{seat}", "m").replace("{model}", "m")
         path = path.replace("{request}", "r").replace("{api}", "files").replace("{rest}", "")
         async with guarded.http.request(route.method, guarded.url + path.replace("{path}", "x")) as answer:

@@ -173,7 +173,6 @@ def test_a_call_is_rejected_if_a_place_is_expected_too_late() -> None:
     reject = outcomes[-1][0]
     assert (reject.status, reject.code) == (429, "queue_full")
     assert "a place is expected in" in reject.message
-    assert reject.retry_after is not None
     assert 5 <= reject.retry_after <= 14, "until those that wait are forwarded, spread"
 
 

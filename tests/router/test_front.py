@@ -205,8 +205,6 @@ def after_a_comment(status_line: bytes) -> tuple[Recorder, Answer, Head]:
     """A caller that has got a comment, what answers it, and the head of the engine's answer."""
     request = HeadParser(request=True).feed(call())
     found = HeadParser(request=False).feed(b"HTTP/1.1 %b\r\n\r\n" % status_line)
-    assert request is not None
-    assert found is not None
     caller = Recorder()
     answer = Answer(caller, request[0].version == "1.0")
     answer.comment()

@@ -401,10 +401,11 @@ def test_a_model_whose_pod_is_not_made_anew_is_unknown_again() -> None:
 def test_a_final_refusal_rejects_calls_until_it_expires():
     traffic = router(record())
     arrive(traffic, 1)
+    arrive(traffic, 2)
     refused = CommandReply(accepted=False, code="pinned", reason="held by a pin")
-    (reject,) = kinds(traffic.handle(step.ActivationAnswered(K0, refused), 1.1), step.Reject)
-    assert (reject.status, reject.code) == (503, "activation_refused")
-    assert kinds(arrive(traffic, 2, now=1.2), step.Reject)
+    rejects = kinds(traffic.handle(step.ActivationAnswered(K0, refused), 1.1), step.Reject)
+    assert [(one.request, one.status, one.code) for one in rejects] == [(n, 503, "activation_refused") for n in (1, 2)]
+    assert kinds(arrive(traffic, 4, now=1.2), step.Reject)
     traffic.handle(step.TimePassed(), 6.2)
     assert kinds(arrive(traffic, 3, now=6.3), step.RequestActivation)
     traffic.handle(event(state=S.ACTIVATING, epoch=11, at=6.4), 6.4)
