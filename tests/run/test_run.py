@@ -74,12 +74,19 @@ class Gate:
 
 
 @pytest.fixture
-async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
+async def away(tmp_path: Path) -> AsyncIterator[Gate]:
+    """A gate that is not open."""
     folder = tmp_path / "seat"
     folder.mkdir()
     gate = Gate(folder)
     yield gate
     await gate.close()
+
+
+@pytest.fixture
+async def gate(away: Gate) -> Gate:
+    await away.open()
+    return away
 
 
 @dataclass
@@ -140,11 +147,18 @@ async def running(
         await process.wait()
 
 
-async def parked(gate: Gate, run: Run, *, starts: int = 1, text: str = "1\n") -> None:
-    """The node ends the engine, and kyb-run asks for a start."""
-    engine, asked = await run.engine(starts), gate.asked
+def end(gate: Gate, run: Run, text: str = "1\n") -> None:
+    """The node ends the engine, the only child."""
+    (engine,) = run.children()
     gate.ends(text)
     os.kill(engine, signal.SIGKILL)
+
+
+async def parked(gate: Gate, run: Run, *, starts: int = 1, text: str = "1\n") -> None:
+    """The node ends the engine, and kyb-run asks for a start."""
+    await run.engine(starts)
+    asked = gate.asked
+    end(gate, run, text)
     await until(lambda: gate.asked > asked, what="kyb-run asks at the gate", saw=lambda: run.text)
 
 
@@ -208,7 +222,6 @@ async def test_an_engine_that_got_sigterm_is_not_started_again(
 
 
 async def test_other_signals_end_neither_it_nor_its_next_start(program: Path, gate: Gate) -> None:
-    await gate.open()
     async with running(program, gate, *SH, "trap '' HUP; echo up; exec sleep 1000") as run:
         await run.engine()
         run.process.send_signal(signal.SIGHUP)
@@ -232,7 +245,6 @@ async def test_a_megabyte_of_output_arrives_as_a_whole(program: Path, gate: Gate
 
 
 async def test_the_engine_gets_no_descriptor_and_no_blocked_signal(program: Path, gate: Gate) -> None:
-    await gate.open()
     look = (
         "import json, os, signal; "
         "print(json.dumps([sorted(os.listdir('/proc/self/fd')), len(signal.pthread_sigmask(0, ()))]), 'up', sep='\\n', "
@@ -248,7 +260,6 @@ async def test_the_engine_gets_no_descriptor_and_no_blocked_signal(program: Path
 
 async def test_a_log_without_a_reader_ends_no_engine(program: Path, gate: Gate) -> None:
     """What kyb-run says came back to the next engine as SIGPIPE."""
-    await gate.open()
     read, write = os.pipe()
     os.close(read)
     script = 'trap "" PIPE; echo >"$KYB_SEAT_DIR/up"; trap - PIPE; exec sleep 1000'
@@ -256,8 +267,7 @@ async def test_a_log_without_a_reader_ends_no_engine(program: Path, gate: Gate) 
     async with running(program, gate, *SH, script, stderr=write) as run:
         os.close(write)
         await until(up.exists, what="the engine is up")
-        gate.ends("1\n")
-        os.kill(run.children()[0], signal.SIGKILL)
+        end(gate, run)
         await until(lambda: gate.asked == 1, what="kyb-run asks at the gate")
         up.unlink()
         gate.answer("start\n")
@@ -284,7 +294,6 @@ async def test_the_engine_ends_with_it(program: Path, gate: Gate) -> None:
 
 
 async def test_an_engine_that_the_node_ends_is_started_again_when_the_gate_permits(program: Path, gate: Gate) -> None:
-    await gate.open()
     opened = []
     async with running(program, gate, *SLEEPS) as run:
         for number in range(1, 4):
@@ -301,7 +310,6 @@ async def test_an_engine_that_the_node_ends_is_started_again_when_the_gate_permi
 async def test_a_crash_after_a_park_ends_the_container(program: Path, gate: Gate, folder_is_new: bool) -> None:
     """The announcement of the park before is stale: an OOM kill is no park. Nor does an empty seat folder, which the
     node has made anew, announce one."""
-    await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
         gate.answer("start\n")
@@ -314,12 +322,9 @@ async def test_a_crash_after_a_park_ends_the_container(program: Path, gate: Gate
 
 
 async def test_it_asks_only_once_nothing_that_the_engine_started_lives(program: Path, gate: Gate) -> None:
-    await gate.open()
     async with running(program, gate, *SH, "sleep 1000 & echo up; wait") as run:
-        await until(lambda: "up" in run.text, what="the engine is up")
-        (engine,) = run.children()
-        gate.ends("1\n")
-        os.kill(engine, signal.SIGKILL)
+        engine = await run.engine()
+        end(gate, run)
         await until(lambda: run.children() not in ([], [engine]), what="its child is left", saw=run.children)
         await asyncio.sleep(0.3)
         assert gate.asked == 0
@@ -329,7 +334,6 @@ async def test_it_asks_only_once_nothing_that_the_engine_started_lives(program: 
 
 @pytest.mark.parametrize("number", ENDS)
 async def test_sigterm_at_the_gate_ends_it_at_once(program: Path, gate: Gate, number: signal.Signals) -> None:
-    await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
         run.process.send_signal(number)
@@ -338,7 +342,6 @@ async def test_sigterm_at_the_gate_ends_it_at_once(program: Path, gate: Gate, nu
 
 async def test_it_asks_for_days_and_says_a_reason_once(program: Path, gate: Gate) -> None:
     """Neither descriptors are used up, nor is the log filled."""
-    await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
         opened = Path(f"/proc/{run.process.pid}/fd")
@@ -350,16 +353,15 @@ async def test_it_asks_for_days_and_says_a_reason_once(program: Path, gate: Gate
         assert run.text.count("the start gate: a long reason") == 1
 
 
-async def test_it_waits_for_a_gate_that_is_away(program: Path, gate: Gate) -> None:
-    async with running(program, gate, *SLEEPS) as run:
-        engine = await run.engine()
-        gate.ends("1\n")
-        os.kill(engine, signal.SIGKILL)
+async def test_it_waits_for_a_gate_that_is_away(program: Path, away: Gate) -> None:
+    async with running(program, away, *SLEEPS) as run:
+        await run.engine()
+        end(away, run)
         await until(lambda: "the start gate: No such file" in run.text, what="it says so", saw=lambda: run.text)
         await asyncio.sleep(0.5)
         assert run.text.count("the start gate") == 1, "once"
-        gate.answer("start\n")
-        await gate.open()
+        away.answer("start\n")
+        await away.open()
         await run.engine(2)
 
 
@@ -376,15 +378,13 @@ async def test_a_signal_that_the_engine_outlives_does_not_end_its_container_at_t
     brief: Path, gate: Gate, number: signal.Signals
 ) -> None:
     """SIGQUIT may ask for the stacks of its threads."""
-    await gate.open()
     script = f"trap 'echo dump' {number.name[3:]}; echo up; while :; do sleep 0.05; done"
     async with running(brief, gate, *SH, script) as run:
         await until(lambda: "up" in run.text, what="the trap is set")
         run.process.send_signal(number)
         await until(lambda: "dump" in run.text, what="the engine has taken the signal")
         await over(ms_now() + 200)
-        gate.ends("1\n")
-        os.kill(run.children()[0], signal.SIGKILL)
+        end(gate, run)
         await until(lambda: gate.asked == 1, what="kyb-run asks at the gate", saw=lambda: run.text)
 
 
@@ -393,28 +393,26 @@ async def test_children_are_collected_where_the_parent_ignores_theirs(program: P
         assert await run.code() == 7
 
 
-async def test_a_plugin_that_takes_no_connection_keeps_no_signal_from_it(program: Path, gate: Gate) -> None:
+async def test_a_plugin_that_takes_no_connection_keeps_no_signal_from_it(program: Path, away: Gate) -> None:
     """The plugin is stopped, and its backlog is full."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(gate.folder / "gate.sock"))
+        listener.bind(str(away.folder / "gate.sock"))
         listener.listen(0)
         with contextlib.suppress(BlockingIOError):
             while True:
                 caller = stack.enter_context(socket.socket(socket.AF_UNIX))
                 caller.setblocking(False)
                 caller.connect(listener.getsockname())
-        async with running(program, gate, *SLEEPS) as run:
-            engine = await run.engine()
-            gate.ends("1\n")
-            os.kill(engine, signal.SIGKILL)
+        async with running(program, away, *SLEEPS) as run:
+            await run.engine()
+            end(away, run)
             await until(lambda: "starts again when" in run.text, what="it is about to ask", saw=lambda: run.text)
             run.process.terminate()
             assert await run.code() == 143
 
 
 async def test_a_log_that_takes_nothing_keeps_it_from_nothing(program: Path, gate: Gate) -> None:
-    await gate.open()
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
@@ -423,8 +421,7 @@ async def test_a_log_that_takes_nothing_keeps_it_from_nothing(program: Path, gat
     os.set_blocking(write, True)
     async with running(program, gate, "sleep", "1000", stderr=write) as run:
         await until(lambda: len(run.children()) == 1, what="the engine")
-        gate.ends("1\n")
-        os.kill(run.children()[0], signal.SIGKILL)
+        end(gate, run)
         await until(lambda: gate.asked == 1, what="kyb-run asks at the gate")
         run.process.terminate()
         assert await run.code() == 143
@@ -433,7 +430,6 @@ async def test_a_log_that_takes_nothing_keeps_it_from_nothing(program: Path, gat
 
 
 async def test_an_end_that_is_announced_with_the_permission_is_about_the_new_engine(program: Path, gate: Gate) -> None:
-    await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
         gate.ends("2\n")
@@ -443,12 +439,9 @@ async def test_an_end_that_is_announced_with_the_permission_is_about_the_new_eng
 
 
 async def test_what_keeps_it_from_the_gate_is_named_once(program: Path, gate: Gate) -> None:
-    await gate.open()
     async with running(program, gate, *SH, "setsid sleep 1000 & echo up; wait") as run:
-        await until(lambda: "up" in run.text, what="the engine is up")
-        (engine,) = run.children()
-        gate.ends("1\n")
-        os.kill(engine, signal.SIGKILL)
+        await run.engine()
+        end(gate, run)
         await until(lambda: "it waits for the end of pid" in run.text, what="it says for what", saw=lambda: run.text)
         (left,) = run.children()
         assert f"pid {left} which /bin/sh has left behind\n" in run.text
@@ -486,7 +479,6 @@ async def test_a_permission_that_is_used_too_late_starts_nothing(
     program: Path, pauses: Path, gate: Gate, child: bool
 ) -> None:
     """kyb-run, or its child before it looks at the clock, was stopped: by now its GPUs may be another seat's."""
-    await gate.open()
     async with running(pauses if child else program, gate, *SLEEPS) as run:
         if child:
             await go_on(run)
@@ -523,7 +515,6 @@ def state_of(pid: int) -> str:
 
 @pytest.mark.parametrize("answer", ["start\n", "within 9223372036854775807\nstart\n"])
 async def test_a_permission_without_a_usable_end_is_one(program: Path, gate: Gate, answer: str) -> None:
-    await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
         gate.answer(answer)
@@ -534,7 +525,6 @@ async def test_a_permission_without_a_usable_end_is_one(program: Path, gate: Gat
 async def test_the_first_start_needs_kubelets_permit(program: Path, gate: Gate, text: str) -> None:
     """kyb-run was stopped before its first fork, or kubelet, which had just restarted, has skipped the gate."""
     (gate.folder / "permit").write_text(text)
-    await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await until(lambda: gate.asked == 1, what="it asks at the gate", saw=lambda: run.text)
         assert run.text.count("up\n") == 0
@@ -562,7 +552,6 @@ async def test_a_permit_of_the_present_start_is_one(program: Path, gate: Gate) -
     ids=["refused", "cut-off", "cut-off-last", "no-start", "start-not-last", "too-long"],
 )
 async def test_what_is_no_permission_starts_nothing(program: Path, gate: Gate, answer: str, text: str) -> None:
-    await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
         gate.answer(answer)
@@ -574,7 +563,6 @@ async def test_what_is_no_permission_starts_nothing(program: Path, gate: Gate, a
 
 
 async def test_only_the_variables_of_the_answer_change_and_only_for_that_start(program: Path, gate: Gate) -> None:
-    await gate.open()
     look = "import json, os, signal; print(json.dumps(dict(os.environ)), 'up', sep='\\n', flush=True); signal.pause()"
     own = {"KYB_GPU_GROUP": "G0", "KYB_GPU_GROUP_OLD": "kept", "EMPTY": "", "LINES": "a b"}
     async with running(program, gate, sys.executable, "-S", "-c", look, env=own) as run:
