@@ -94,16 +94,15 @@ class PackedWorld(World):
         pending = status(job, "pending", "pending", done=False)
         self.jobs.setdefault(job.op, pending)
 
-    def work(self, op: str, *, succeeds: bool = True) -> None:
+    def work(self, op: str) -> None:
         """The checkpointer does the next half of a job, without a report."""
         known = self.jobs[op]
         if any(one.outcome == "pending" for one in known.park):
-            park = tuple(self._park(one, succeeds=succeeds) for one in known.park)
-            stops = any(one.outcome == "active" for one in park) or known.activate is None
-            self.jobs[op] = known.model_copy(update={"park": park, "done": stops})
+            park = tuple(self._park(one) for one in known.park)
+            self.jobs[op] = known.model_copy(update={"park": park, "done": known.activate is None})
         elif not known.done:
             assert known.activate is not None
-            done = {"activate": self._activate(known.activate, succeeds=succeeds), "done": True}
+            done = {"activate": self._activate(known.activate), "done": True}
             self.jobs[op] = known.model_copy(update=done)
         self.check()
 
@@ -150,19 +149,17 @@ class PackedWorld(World):
             assert used <= gpu.memory_bytes - RESERVE, f"{gpu.uuid}: {used / GIB} GiB in use"
             assert len({one.gpus for one in running}) <= 1, f"{gpu.uuid}: seats of two groups run"
 
-    def _park(self, one: SeatProgress, *, succeeds: bool) -> SeatProgress:
+    def _park(self, one: SeatProgress) -> SeatProgress:
         there = self.truth.get(one.seat)
         if there is None:
             return one.model_copy(update={"outcome": "gone"})
-        if not succeeds:
-            return one.model_copy(update={"outcome": "active", "reason": "made to fail"})
         there.parked = True
         sizes = {"vram_bytes": there.uses * len(there.gpus), "residue_bytes": there.keeps * len(there.gpus)}
         return one.model_copy(update={"outcome": "parked", **sizes})
 
-    def _activate(self, one: SeatProgress, *, succeeds: bool) -> SeatProgress:
+    def _activate(self, one: SeatProgress) -> SeatProgress:
         there = self.truth.get(one.seat)
         if there is None:
             return one.model_copy(update={"outcome": "gone"})
-        there.parked = not succeeds
-        return one.model_copy(update={"outcome": "active" if succeeds else "parked"})
+        there.parked = False
+        return one.model_copy(update={"outcome": "active"})

@@ -98,39 +98,29 @@ def test_a_lost_job_whose_only_seat_was_deleted_is_over(world: World) -> None:
     assert (world.state(a), world.managed(a).lease) == (S.RELEASING, True)
 
 
-def test_a_seat_that_cannot_be_killed_is_quarantined_until_its_processes_are_gone(world: World) -> None:
-    _, b, job = switch_under_way(world)
-    world.progress(job, "lost", "pending")
-    assert world.state(b) is S.LOST
-    kill = world.last(KillJob)
-
-    stuck = status(
-        SwitchJob(cause="k", node="n1", epoch=kill.epoch, op="kill", group="kill", park=(kill.target,)), "quarantined"
-    )
-    world.receive(JobProgress(cause="k", node="n1", status=stuck))
-    assert (world.state(b), world.managed(b).lease) == (S.QUARANTINED, True)
-    assert world.managed(b).reason == "made quarantined"
-    world.look_at(b, "gone")
-
-    assert (world.state(b), world.managed(b).lease) == (S.BACKOFF, False)
-
-
-def test_a_kill_that_is_sent_again_because_its_answer_was_lost_learns_from_the_next_answer_how_it_ended(
-    world: World,
+@pytest.mark.parametrize("answer_lost", [False, True])
+def test_a_seat_that_cannot_be_killed_is_quarantined_until_its_processes_are_gone(
+    world: World, *, answer_lost: bool
 ) -> None:
     """The checkpointer answers a kill that it knows with its status; the report of its end may be lost as well."""
     _, b, job = switch_under_way(world)
     world.progress(job, "lost", "pending")
+    assert world.state(b) is S.LOST
     kill = world.last(KillJob)
-
-    again = [e for e in world.receive(JobAnswered(kill, None)) if isinstance(e, KillJob)]
-    assert again == [kill]
     stuck = status(
         SwitchJob(cause="k", node="n1", epoch=kill.epoch, op="kill", group="kill", park=(kill.target,)), "quarantined"
     )
-    world.receive(JobAnswered(kill, JobReply(accepted=True, jobs=(stuck,))))
+    if answer_lost:
+        assert [e for e in world.receive(JobAnswered(kill, None)) if isinstance(e, KillJob)] == [kill]
+        world.receive(JobAnswered(kill, JobReply(accepted=True, jobs=(stuck,))))
+    else:
+        world.receive(JobProgress(cause="k", node="n1", status=stuck))
+    assert (world.state(b), world.managed(b).lease) == (S.QUARANTINED, True)
+    assert world.managed(b).reason == "made quarantined"
 
-    assert (world.state(b), world.managed(b).reason) == (S.QUARANTINED, "made quarantined")
+    world.look_at(b, "gone")
+
+    assert (world.state(b), world.managed(b).lease) == (S.BACKOFF, False)
 
 
 def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(world: World) -> None:

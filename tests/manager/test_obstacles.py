@@ -10,7 +10,6 @@ from services.gpu_manager.core.inputs import (
     FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
-    StartTicket,
 )
 from tests.manager.test_host_memory import SIZE, HostWorld
 from tests.manager.world import World, make_group, nested
@@ -30,17 +29,6 @@ def test_1_a_drain_for_a_seat_beside_a_foreign_process_is_called_off(world: Worl
 
     assert world.stage(a).stage == "foreign-process"
     assert world.state(b) is S.ACTIVE
-
-
-def test_2_a_second_call_gets_no_ticket_beside_a_foreign_process(world: World, a: str) -> None:
-    world.at_gate(a, "a")
-    assert world.state(a) is S.STARTING
-    world.receive(STRANGER)
-    world.call(a)
-
-    world.look(2)
-
-    assert len([effect for effect in world.effects if isinstance(effect, StartTicket)]) == 1
 
 
 def test_3_an_activation_is_refused_where_pinned_seats_of_an_overlapping_group_keep_it(overlapping: World) -> None:

@@ -103,12 +103,21 @@ def test_a_ticket_that_the_next_owner_of_the_seat_took_is_its_own(world: World, 
     assert not world.sent(StartTicket, other)
 
 
-def test_a_pod_that_vanishes_with_a_ticket_holds_its_group_for_as_long_as_a_start_may_take(world: World) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_pod_that_vanishes_with_a_ticket_holds_its_group_for_as_long_as_a_start_may_take(
+    world: World, *, restarts: bool
+) -> None:
     seat = starting(world)
     other = rival(world)
     del world.pods[seat]
+    if restarts:
+        world.next_manager()
 
     look(world)
+    if restarts:
+        world.next_manager()
+        world.receive(StartCalls(dict(world.calls)))
+        look(world)
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     world.wait(250)
     look(world)
@@ -157,24 +166,6 @@ def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_run
     world.end_processes(a)
     look(world)
     assert len(world.sent(StartTicket, other)) + len(world.sent(StartTicket, a)) == 2, "one of them, with evidence"
-
-
-def test_a_manager_that_died_meanwhile_remembers_the_ticket(world: World) -> None:
-    seat = starting(world)
-    del world.pods[seat]
-    world.next_manager()
-    other = rival(world)
-    look(world)
-    world.next_manager()
-    world.receive(StartCalls(dict(world.calls)))
-
-    look(world)
-    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
-    assert not world.sent(StartTicket, other)
-
-    world.wait(280)
-    look(world)
-    assert world.sent(StartTicket, other)
 
 
 def test_an_heir_that_is_deleted_proves_nothing_about_the_pod_that_took_the_ticket(world: World) -> None:

@@ -190,9 +190,16 @@ def test_a_seat_that_starts_while_its_group_is_drained_is_parked_once_it_serves(
     assert world.ordered().outcome == "done"
 
 
-def test_a_start_that_is_called_again_gets_no_second_ticket_on_a_drained_group(world: World, a: str) -> None:
+@pytest.mark.parametrize("drained", [True, False], ids=["drained", "foreign process"])
+def test_a_start_that_is_called_again_gets_no_second_ticket_on_a_drained_group(
+    world: World, a: str, *, drained: bool
+) -> None:
     world.at_gate(a, "a")
-    world.order(DrainNode, group="G0")
+    assert world.state(a) is S.STARTING
+    if drained:
+        world.order(DrainNode, group="G0")
+    else:
+        world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 7, "python3"),)))
     world.call(a)
     world.look(2)
     assert len([effect for effect in world.effects if isinstance(effect, StartTicket)]) == 1

@@ -71,25 +71,20 @@ def test_kyb_run_that_is_stopped_before_its_first_fork_keeps_its_hold(paused: Wo
     assert paused.sent(StartTicket, b)
 
 
-def test_a_manager_that_restarts_meanwhile_keeps_its_hold(paused: World) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_a_manager_that_restarts_meanwhile_keeps_its_hold(paused: World, *, deleted: bool) -> None:
+    """The grace of a deleted pod may last longer than its permission."""
     a = paused.seat(0, 0)
+    if deleted:
+        paused.delete(a)
+    held = (S.RELEASING if deleted else S.STARTING, True)
+    paused.look_at(a, "gone")
+    assert (paused.state(a), paused.managed(a).lease) == held
     restart(paused, a="gone")
-    assert (paused.state(a), paused.managed(a).lease) == (S.STARTING, True)
-    paused.look_at(a, "gone")
-    assert paused.managed(a).lease
-    paused.wait(KUBELET_SECONDS + 1)
-    paused.look_at(a, "gone")
-    assert not paused.managed(a).lease
-
-
-def test_a_pod_that_is_deleted_meanwhile_keeps_its_hold(paused: World) -> None:
-    """Its grace may last longer than its permission."""
-    a = paused.seat(0, 0)
-    paused.delete(a)
-    paused.look_at(a, "gone")
-    assert (paused.state(a), paused.managed(a).lease) == (S.RELEASING, True)
-    restart(paused, a="gone")
-    assert (paused.state(a), paused.managed(a).lease) == (S.RELEASING, True)
+    assert (paused.state(a), paused.managed(a).lease) == held
+    if not deleted:
+        paused.look_at(a, "gone")
+        assert paused.managed(a).lease
     paused.wait(KUBELET_SECONDS + 1)
     paused.look_at(a, "gone")
     assert not paused.managed(a).lease

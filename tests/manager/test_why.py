@@ -128,24 +128,18 @@ def test_a_park_waits_for_the_evidence_that_its_vram_is_free(world: World) -> No
     assert waits(world, b, "vram-evidence")[1]["journaled"] is True
 
 
-def test_the_start_gate_names_the_holder_and_that_it_is_pinned(full: World, b: str) -> None:
-    full.command(PinSeat, b)
-    new = full.seat(0, 2)
-    full.at_gate(new, "new")
-    text = gate_texts(full.node, full.now)[new]
-    assert "group G0 is held by b (active, pinned)" in text
-    assert ", pinned); place 1 of 1 at the start gate" in text
-
-
-def test_the_start_gate_names_no_model_or_pod_of_another_namespace(full: World, b: str) -> None:
+@pytest.mark.parametrize(("namespace", "they"), [("default", "b"), ("other", "a seat of another namespace")])
+def test_the_start_gate_names_the_holder_and_that_it_is_pinned_and_none_of_another_namespace(
+    full: World, b: str, namespace: str, they: str
+) -> None:
     full.command(PinSeat, b)
     new = full.seat(0, 2)
     full.pod(new, "new")
-    full.shows(new, namespace="other")
+    full.shows(new, namespace=namespace)
     full.call(new)
     text = gate_texts(full.node, full.now)[new]
-    they = "a seat of another namespace"
-    assert f"kept by pinned {they}; kyb unpin it; group G0 is held by {they} (active, pinned)" in text
+    held = f"kept by pinned {they}; kyb unpin it; group G0 is held by {they} (active, pinned)"
+    assert f"{held}; place 1 of 1 at the start gate" in text
 
 
 def test_the_start_gate_names_a_model_to_its_owner_although_another_namespace_has_one_of_that_name(
