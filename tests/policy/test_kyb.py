@@ -173,15 +173,6 @@ def test_a_crowd_closes_a_holder_only_after_its_least_visit() -> None:
 # --- no demand --------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_holder_stays_exactly_while_its_share_is_above_break_even() -> None:
-    def asked(own: float) -> Decision:
-        holder = active("a", rate_fast=own, rate_slow=own)
-        return BALANCED.decide(view(holder, seat("b", rate_fast=0.04, rate_slow=0.04)))
-
-    assert isinstance(asked(0.031), Stay)  # P / (P + R) = 3/7; 0.03 / (0.03 + 0.04) = 3/7
-    assert isinstance(asked(0.029), Park)
-
-
 def test_a_holder_that_is_alone_or_has_no_rivals_is_never_parked() -> None:
     assert BALANCED.decide(view(active("a"))) == Stay(None, "no demand")
     assert isinstance(BALANCED.decide(view(active("a"), seat("b", rate_fast=0.0, rate_slow=0.0))), Stay)

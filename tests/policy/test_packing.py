@@ -38,17 +38,6 @@ def test_the_idle_holder_that_makes_room_alone_leaves_before_one_that_does_not(n
     assert getattr(POLICIES[name]().decide(shown), "evict", None) == "b"
 
 
-def test_two_small_idle_holders_leave_before_a_large_one_that_is_wanted_more() -> None:
-    small = [active(name, vram_bytes=20, rate_fast=0.01, rate_slow=0.01) for name in "ab"]
-    shown = packed(
-        *small, active("c", vram_bytes=40, rate_fast=1.0, rate_slow=1.0), queue("d", 1.0, vram_bytes=40), free=0
-    )
-    first = KybBalanced().decide(shown)
-    assert first == Switch("d", "a", first.reason)
-    second = KybBalanced().decide(packed(*shown.seats[1:], free=20))
-    assert second == Switch("d", "b", second.reason)
-
-
 def test_a_smaller_seat_takes_the_room_that_the_first_one_cannot_use_yet() -> None:
     busy = active("a", in_flight=9, vram_bytes=60)
     shown = packed(busy, queue("big", *[9.0] * 5, vram_bytes=70), queue("c", 1.0, vram_bytes=20), free=20)
