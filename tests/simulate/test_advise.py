@@ -47,7 +47,6 @@ KNOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
 NEW: dict[str, tuple[str, int, dict[str, Any]]] = {
     "throughput, half busy": ("mps", 1, {"tier": "batch", "requestsPerMinute": 1000, "busy": 0.5, "vramGb": 9}),
     "throughput, 30 % busy": ("mig", 1, {"tier": "batch", "requestsPerMinute": 1000, "busy": 0.3, "vramGb": 9}),
-    "four nines on seats": ("seats", 2, {"availability": 99.99, "replicas": 2, "vramGb": 40, "busy": 0.05}),
     "four nines with one replica": ("seats", 2, {"availability": 99.99, "vramGb": 40, "busy": 0.05}),
     "p99 of 900 ms that may wait": (
         "pinned", 1, {"latencyP99Ms": 900, "maxWaitSeconds": 30, "vramGb": 40, "busy": 0.05},
@@ -57,14 +56,10 @@ NEW: dict[str, tuple[str, int, dict[str, Any]]] = {
     ),
     "70B on four GPUs": ("seats", 4, {"gpus": 4, "vramGb": 40, "busy": 0.1, "maxWaitSeconds": 60}),
     "a LoRA adapter": ("adapters", 1, {"adapterOf": "qwen-7b", "vramGb": 18, "busy": 0.02}),
-    "an adapter of another tenant": (
-        "seats", 1, {"adapterOf": "qwen-7b", "vramGb": 41, "busy": 0.02, "isolation": "tenant"},
-    ),
     "two requests a day, at once": ("pinned", 1, {"latencyP99Ms": 500, "vramGb": 20, "busy": 0.001}),
     "idle and cannot be parked": ("pinned", 1, {"vramGb": 20, "busy": 0.1, "parkable": False}),
     "on CPUs": ("cpu", 0, {"gpus": 0}),
     "large for a tenant": ("seats", 1, {"vramGb": 38, "busy": 0.1, "isolation": "tenant", "maxWaitSeconds": 30}),
-    "small for a tenant": ("mig", 1, {"vramGb": 8, "busy": 0.1, "isolation": "tenant"}),
     "embedding of 80 ms": ("mig", 1, {"latencyP99Ms": 80, "vramGb": 2, "busy": 0.3}),
     "idle reranker": ("packed", 1, {"vramGb": 4, "busy": 0.05}),
     "hot": ("dedicated", 1, {"vramGb": 60, "busy": 0.8}),
@@ -79,21 +74,7 @@ NEW: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 BY_NUMBERS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     # What the allocation guide states of its tiers and kinds (4.1, 4.3, 4.6), with figures.
-    "tier 1, one replica": (
-        "dedicated", 2, "H100", {"tier": "realtime", "latencyP99Ms": 10, "availability": 99.99, "vramGb": 24},
-    ),
-    "tier 2: 20 % is more than 0.8 of a seventh, less than of two": (
-        "mig", 1, "A100", {"tier": "batch", "requestsPerMinute": 1000, "availability": 99.9, "vramGb": 9, "busy": 0.2},
-    ),
-    "tier 3": ("time-slicing", 1, "A100", {"kind": "development", "tier": "development", "vramGb": 20}),
-    "HPC on eight GPUs": ("dedicated", 8, "A100", {"kind": "simulation", "gpus": 8, "vramGb": 40, "busy": 0.9}),
-    "batch of moderate memory: three fit": (
-        "time-slicing", 1, "H100", {"tier": "batch", "vramGb": 20, "busy": 0.25, "maxWaitSeconds": 300},
-    ),
     "small and realtime, a GPU without MIG": ("dedicated", 1, "L40S", {"tier": "realtime", "vramGb": 8, "busy": 0.3}),
-    "realtime for a tenant": (
-        "mig", 1, "H100", {"tier": "realtime", "isolation": "tenant", "vramGb": 6, "busy": 0.1},
-    ),
     "three realtime replicas, four nines": (
         "dedicated", 3, "H100",
         {"tier": "realtime", "availability": 99.99, "replicas": 3, "vramGb": 40, "busy": 0.3},
@@ -116,12 +97,6 @@ BY_NUMBERS: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     ),
     "two fifths of a GPU": ("seats", 1, "A100-40GB", {"vramGb": 16, "busy": 0.15}),
     "a fifth of a GPU": ("packed", 1, "H100", {"vramGb": 16, "busy": 0.15}),
-    "rarely asked, at once, four nines": (
-        "pinned", 2, "H100", {"latencyP99Ms": 500, "availability": 99.99, "vramGb": 10, "busy": 0.02},
-    ),
-    "embedding, 60 % busy: more than any slice": (
-        "dedicated", 1, "A100", {"latencyP99Ms": 80, "vramGb": 2, "busy": 0.6},
-    ),
     "an adapter that a tenant wants apart": (
         "mig", 1, "H100", {"adapterOf": "qwen-7b", "isolation": "tenant", "vramGb": 18, "busy": 0.02},
     ),

@@ -20,15 +20,6 @@ def group(index: int, *, gpus: int = 1, gpu: dict[str, Any] | None = None, **pro
     return Group(f"G{index}", f"00000{index}", Profile(**fields), members, (f"{gpus}x-00000{index}.s00",), 1)
 
 
-def test_alike_groups_are_one_pool_without_a_word_in_the_configuration() -> None:
-    pools = peers([group(0), group(1), group(2)])
-    assert {name: [one.name for one in others] for name, others in pools.items()} == {
-        "G0": ["G1", "G2"],
-        "G1": ["G0", "G2"],
-        "G2": ["G0", "G1"],
-    }
-
-
 def test_pairs_exchange_seats_also_inside_a_quad_which_exchanges_none() -> None:
     pair, other, quad = group(0, gpus=2), group(2, gpus=2), replace(group(0, gpus=4, name="four"), name="Q")
     assert peers([pair, other, quad]) == {"G0": (other,), "G2": (pair,), "Q": ()}

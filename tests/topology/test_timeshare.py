@@ -58,12 +58,3 @@ def test_a_size_that_cannot_lie_inside_or_around_the_others_gets_no_seats_and_a_
 def test_groups_that_cross_are_an_error_that_names_both(groups: dict[str, list[int | str]], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         plan(config(1, 2, groups=groups, overlap="timeshare"), FOUR)
-
-
-def test_without_timeshare_the_first_profile_takes_all_and_the_warning_says_what_to_do() -> None:
-    found = plan(config(1, 2), FOUR)
-    assert indices(found.groups) == [[0], [1], [2], [3]]
-    assert found.warnings == (
-        "profile gpu-2x (kyb.ai/gpu-2x-seat) has no seats here: every group of 2 GPUs would overlap another group; "
-        "list groups of this size, or write overlap: timeshare, to change that",
-    )
