@@ -11,9 +11,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import forked
+from tests.command import kyb
 from tests.skipped import refused_in_ci
 from tests.thorough import EXAMPLES, PROFILE
 from tests.until import TIME_FACTOR
+
+__all__ = ("kyb",)
 
 # gRPC's handlers for fork crash children that have Python code to run before exec (NatsServer's) when its threads are
 # busy. No test forks without exec. Read when grpc is imported, and this file comes before all tests.

@@ -1,10 +1,9 @@
 """``kyb bus keys``: made once, kept, rotated one by one; as files and as Secrets."""
 
-import asyncio
 import base64
 import re
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -12,30 +11,9 @@ import pytest
 from kybernate.bus.credentials import public_key
 from kybernate.bus.keys import AUTH_FILE, KeysError, complete, write
 from kybernate.bus.rights import Role
-from kybernate.cli import main
 from kybernate.dev.nats_server import find_server
 from tests.bus.api_server import ApiServer, api_server
-
-Kyb = Callable[..., Awaitable[tuple[int, str, str]]]
-
-
-@pytest.fixture
-def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kyb:
-    """``await kyb("bus", …)``: exit code, output, errors."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-    def run(argv: tuple[str, ...]) -> int:
-        try:
-            main(list(argv))
-        except SystemExit as ended:
-            return int(ended.code or 0)
-        return 0
-
-    async def call(*argv: str) -> tuple[int, str, str]:
-        code = await asyncio.to_thread(run, argv)
-        return code, *capsys.readouterr()
-
-    return call
+from tests.command import Kyb
 
 
 async def test_a_folder_is_filled_once_and_left_alone(tmp_path: Path, kyb: Kyb) -> None:

@@ -1,15 +1,13 @@
 """A router of a few lines, with the shapes of the real one, and ``kyb`` run against it."""
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from kybernate.cli import main
 from kybernate.envelope import Message
 from kybernate.http.server import HttpServer
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatLoad, SeatParked
@@ -213,36 +211,3 @@ async def router() -> AsyncIterator[SmallRouter]:
     async with HttpServer(small.app(), "127.0.0.1", 0) as server:
         small.url = server.url
         yield small
-
-
-@dataclass(frozen=True)
-class Result:
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Kyb = Callable[..., Awaitable[Result]]
-
-
-@pytest.fixture
-def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Kyb:
-    """``await kyb("status", ...)``; no stack of this machine is seen."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.delenv("KYB_URL", raising=False)
-
-    def run(argv: tuple[str, ...]) -> int:
-        try:
-            main(list(argv))
-        except SystemExit as ended:
-            return int(ended.code or 0)
-        return 0
-
-    async def call(*argv: str) -> Result:
-        code = await asyncio.to_thread(run, argv)
-        printed = capsys.readouterr()
-        return Result(code, printed.out, printed.err)
-
-    return call

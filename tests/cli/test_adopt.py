@@ -11,7 +11,7 @@ from kybernate.onboard import OnboardError
 from tests.cli.test_onboard import kubectl
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Kyb
+    from tests.command import Kyb
 
 __all__ = ("kubectl",)
 Json = dict[str, Any]

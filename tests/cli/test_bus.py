@@ -19,7 +19,8 @@ from tests.bus.guarded import Guarded, guarded
 from tests.bus.operated import operated
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Kyb, SmallRouter
+    from tests.cli.conftest import SmallRouter
+    from tests.command import Kyb
 
 
 @pytest_asyncio.fixture

@@ -25,7 +25,8 @@ from kybernate.seat import SeatState
 from tests.cli.conftest import EVENTS, seat
 
 if TYPE_CHECKING:
-    from conftest import Kyb, SmallRouter
+    from tests.cli.conftest import SmallRouter
+    from tests.command import Kyb
 
 ENOUGH = 2
 

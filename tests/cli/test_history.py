@@ -19,7 +19,8 @@ from services.router.metrics import Metrics
 from tests.cli.conftest import DECIDED
 
 if TYPE_CHECKING:
-    from conftest import Kyb, SmallRouter
+    from tests.cli.conftest import SmallRouter
+    from tests.command import Kyb
 
 
 async def test_stored_events_and_decisions_of_a_model_are_shown(kyb: "Kyb", router: "SmallRouter") -> None:

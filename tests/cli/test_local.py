@@ -16,7 +16,8 @@ from kybernate.cli.show import top_text
 from kybernate.dev.stack.stack_file import StackFile
 
 if TYPE_CHECKING:
-    from conftest import Kyb, SmallRouter
+    from tests.cli.conftest import SmallRouter
+    from tests.command import Kyb
 
 
 @pytest.fixture

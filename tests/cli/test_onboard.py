@@ -12,7 +12,7 @@ import yaml
 from kybernate.onboard import OnboardError, onboard
 
 if TYPE_CHECKING:
-    from tests.cli.conftest import Kyb
+    from tests.command import Kyb
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {name: ROOT / "examples" / "onboard" / f"{name}.yaml" for name in ("vllm", "sglang", "ollama")}

@@ -14,7 +14,7 @@ from kybernate.http.server import HttpServer
 from kybernate.messages import OrderStatus
 
 if TYPE_CHECKING:
-    from conftest import Kyb
+    from tests.command import Kyb
 
 
 def answer(text: str = "", outcome: str = "", **more: Any) -> tuple[int, dict[str, Any]]:

@@ -7,7 +7,8 @@ from kybernate.cli.output import CliError
 from kybernate.cli.show import select_why
 
 if TYPE_CHECKING:
-    from conftest import Kyb, SmallRouter
+    from tests.cli.conftest import SmallRouter
+    from tests.command import Kyb
 
 
 async def test_why_gives_each_groups_reason_and_the_numbers_of_its_seats(kyb: "Kyb", router: "SmallRouter") -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import pytest
@@ -28,17 +28,13 @@ from kybernate.kube import ConflictError, Kube, KubeError, Mirror, Object
 from kybernate.seat import SeatState
 from kybernate.tls import trusting
 from services.gpu_manager.pod_conditions import CONDITION, LABEL, ConditionQueue, PodCondition
-from tests.cli.conftest import kyb
 from tests.cli.test_adopt import ROUTERS, pod, routers, service
 from tests.cli.test_onboard import container, example
+from tests.command import Kyb
 from tests.kube.test_mirror import HERE, PODS, names
 from tests.manager.test_pod_events import row
 from tests.until import until
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Kyb
-
-__all__ = ("kyb",)
 BINARIES = Path(os.environ.get("KYB_KUBE_APISERVER", "/nonexistent"))
 CHART = Path(__file__).parents[2] / "helm/kybernate/templates/accounts.yaml"
 pytestmark = [

@@ -1,19 +1,14 @@
 """The output of ``kyb topology``: text and JSON."""
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from kybernate.cli import main
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.stack.stack_file import StackFile
+from tests.command import Kyb
 from tests.fakes.daemons import driver
-
-Result = tuple[int, str, str]
-Kyb = Callable[..., Awaitable[Result]]
 
 PAIRS = """\
       GPU0  GPU1  GPU2  GPU3  NUMA Affinity
@@ -52,26 +47,11 @@ profiles:
 """
 
 
-@pytest.fixture
-def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kyb:
-    """``await kyb("topology", ...)``: exit code, output, errors; no stack or setting of this machine is seen."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture(autouse=True)
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No setting of this machine is seen."""
     for name in ("KYB_DRIVER", "KYB_FAKE_DRIVER", "KYB_CONFIG"):
         monkeypatch.delenv(name, raising=False)
-
-    def run(argv: tuple[str, ...]) -> int:
-        try:
-            main(list(argv))
-        except SystemExit as ended:
-            return int(ended.code or 0)
-        return 0
-
-    async def call(*argv: str) -> Result:
-        code = await asyncio.to_thread(run, argv)
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return call
 
 
 async def test_a_preset_shows_matrix_groups_and_reasons(kyb: Kyb) -> None:
