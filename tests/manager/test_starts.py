@@ -82,9 +82,8 @@ def test_a_manager_that_restarts_meanwhile_keeps_its_hold(paused: World, *, dele
     assert (paused.state(a), paused.managed(a).lease) == held
     restart(paused, a="gone")
     assert (paused.state(a), paused.managed(a).lease) == held
-    if not deleted:
-        paused.look_at(a, "gone")
-        assert paused.managed(a).lease
+    paused.look_at(a, "gone")
+    assert paused.managed(a).lease
     paused.wait(KUBELET_SECONDS + 1)
     paused.look_at(a, "gone")
     assert not paused.managed(a).lease

@@ -54,11 +54,14 @@ class Evidence:
     @property
     def driver(self) -> str:
         """The checkpointer's word; empty: none."""
-        if self.seen is None:
-            return ""
+        return "" if self.seen is None or self.early else self.seen.outcome
+
+    @property
+    def early(self) -> bool:
+        """kyb-run is alone, and may still start an engine."""
         begins = self.fresh or self.state in (S.STARTING, S.RELEASING, S.QUARANTINED)
-        early = self.seen.outcome == "gone" and self.seen.keeper and self.permitted and begins
-        return "" if early else self.seen.outcome
+        alone = self.seen is not None and self.seen.outcome == "gone" and self.seen.keeper
+        return alone and self.permitted and begins
 
     @cached_property
     def fresh(self) -> bool:
@@ -125,7 +128,7 @@ class Evidence:
     def process(self) -> Process:
         """Whether it has one, and serves."""
         if self.alive:
-            begins = self.fresh or self.state is S.STARTING
+            begins = self.fresh or self.state is S.STARTING or self.early
             return Process.LOADS if begins and self.driver != "parked" else Process.RUNS
         if self.ticket is not Ticket.NONE or self.pod.deleting:
             return Process.NONE
