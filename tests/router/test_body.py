@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.http.intake import SMALL_BYTES, BodyError, BodyMemory
+from kybernate.http.head import HeadParser
+from kybernate.http.intake import SMALL_BYTES, BodyError, BodyMemory, Intake, RequestBody
 from services.router.core.body import (
     LONGEST_VALUE,
     MOST_MEMBERS,
@@ -154,6 +155,18 @@ def test_memory_is_counted_per_caller_and_in_total() -> None:
     assert memory.full("b", 6) is None
     memory.give_back("b", 45)
     assert (memory.total, dict(memory.by_caller)) == (0, {})
+
+
+@pytest.mark.parametrize(("size", "at_once"), [(SMALL_BYTES, True), (SMALL_BYTES + 1, False)])
+def test_a_small_body_is_read_at_once_and_a_large_one_in_its_turn(size: int, at_once: bool) -> None:
+    """Else many that are complete at the same time keep the router from everything else."""
+    found = HeadParser(request=True).feed(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+    assert found is not None
+    head = found[0]
+    body = RequestBody(Intake(BodyMemory(MIB, MIB), 1.0, lambda _: None), head, head.fields(), "a", MIB)
+    assert (body.feed(b"x" * (size - 1)), body.small) == (-1, None)
+    assert body.feed(b"x") == 1
+    assert (body.small is not None) == at_once
 
 
 # --- forms ------------------------------------------------------------------------------------------------------------
