@@ -298,6 +298,8 @@ def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_
     world.healthy(seat)
     assert world.state(seat) is S.ACTIVE
     assert host_memory.account(world.managed(seat)).taken_bytes == kept_gib * GIB
+    parked, taken, *_ = host_memory.HostMemory().metrics(world.node, world.now)
+    assert (parked.value, taken.value) == (0, kept_gib * GIB)
     assert host_memory.needed_bytes(world.managed(seat)) == 60 * GIB
 
 
