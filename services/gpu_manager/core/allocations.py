@@ -325,7 +325,7 @@ def _on_processes(node: NodeState, reply: JobReply, asked_at: WallTime, now: Now
         if seat.state is S.LOST and seat.facts.waits and not gone:
             _end_late(node, seat, seat.durable.container_id, seat.durable.restarts)
         elif seat.starts_inside:
-            _on_start_inside(node, seat, progress, asked_at, now)
+            _on_start_inside(node, seat, progress, now)
         elif seat.state in (S.RELEASING, S.LOST):
             if gone:
                 seat.learn(process=Process.NONE, residence=Residence.NOWHERE)
@@ -339,11 +339,11 @@ def _on_processes(node: NodeState, reply: JobReply, asked_at: WallTime, now: Now
             _clear_quarantine(node, seat, progress, now)
 
 
-def _on_start_inside(node: NodeState, seat: ManagedSeat, progress: SeatProgress, asked_at: WallTime, now: Now) -> None:
+def _on_start_inside(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     """What the checkpointer has of a start by kyb-run: its ticket is used once a process lives."""
     if progress.outcome not in ("gone", "started"):
         seat.begins(seat.durable.container_id, seat.durable.restarts)
-    elif starts.over(seat, progress, asked_at):
+    elif progress.outcome == "gone":
         why = "kyb-run did not start its engine" if progress.keeper else "its container ended before its engine started"
         if seat.state is S.STARTING:
             node.transition(seat, T.NO_PROCESS, now, reason=why)

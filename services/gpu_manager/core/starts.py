@@ -57,14 +57,12 @@ def shows_none(seat: ManagedSeat, seen: SeatProgress, asked_at: WallTime) -> boo
     return not (permitted and seen.keeper) or asked_at > seat.gate.expires
 
 
-def over(seat: ManagedSeat, seen: SeatProgress | None = None, asked_at: WallTime = WallTime(0.0)) -> bool:
-    """True if nothing comes of the seat's ticket any more.
+def over(seat: ManagedSeat) -> bool:
+    """True if nothing comes of kubelet's ticket any more; an answer of the checkpointer (``shows_none``) ends that of
+    kyb-run.
 
-    kyb-run's way: the checkpointer has ``seen`` that of the start by this ticket. kubelet's way: its pod was seen in
-    deletion and is gone, which proves nothing about the ticket of a former owner; or no read of the pods shows its
-    container, for as long as it may take.
+    Its pod was seen in deletion and is gone, which proves nothing about the ticket of a former owner; or no read of the
+    pods shows its container, for as long as it may take.
     """
-    if seat.starts_inside and seen is not None:
-        return seen.outcome == "gone" and shows_none(seat, seen, asked_at)
     ended = seat.pod_ends and seat.pod_misses >= 2 and seat.facts.ticket is not Ticket.FORMER
     return ended or (not seat.starts_inside and seat.gate.answered_seconds >= KUBELET_SECONDS)
