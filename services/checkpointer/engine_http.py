@@ -1,9 +1,10 @@
-"""HTTP calls to the engines of the node's seats, and the check of their answers.
+"""HTTP calls to the engines of the node's seats, and the check of their models' answers.
 
 An engine is addressed by pod IP and port, as the manager knows them from the node, and never through a Service. An
 answer counts only if the container that the job names lives before and after it: its address may be another pod's then.
 """
 
+import asyncio
 import contextlib
 import json
 import re
@@ -23,20 +24,30 @@ from kybernate.http_api import content_of
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
-from services.checkpointer.core.answers import GREEDY, MISSHAPEN, PATH, Answer, text_of, well, worse_health
+from services.checkpointer.core.answers import (
+    MISSHAPEN,
+    REQUESTS,
+    ModelAnswer,
+    difference,
+    read_answer,
+    well,
+    worse_health,
+)
 from services.checkpointer.processes import alive
 
 log = get_logger()
 
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]+")
 RECORD_SECONDS = 10.0
-"""Model seconds for the answer before a first park; an engine that takes longer is parked without."""
+"""Model seconds for the answers before a first park; an engine that takes longer is parked without."""
 FIRST_ANSWER_SECONDS = 300.0
 """The same before a rehearsal, for which nothing waits: an engine compiles for its first request."""
 UNANSWERED_SECONDS = 120.0
 """Model seconds from the first test request on in which a seat is not parked while it has answered none."""
 UNHEARD_SECONDS = 600.0
 """Wall seconds for which an engine that answered nothing is not asked again before a park."""
+TOLERANCE = 0.1
+"""Of a log probability; of an embedding the share of its length."""
 FLOOR_WALL_SECONDS = 10.0
 """Least deadline of an answer, so that a busy machine is no wrong answer."""
 
@@ -91,13 +102,22 @@ class EngineHttp:
             raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}; {remedy}") from error
 
 
+_BUSY = (429, 503)
+
+
+class _BusyError(ValueError):
+    """The engine refused a request as busy."""
+
+
 @dataclass(slots=True)
 class _Known:
     """What one container has answered before its first park."""
 
     container: str
     health: int | None = None
-    answer: Answer | None = None
+    answers: tuple[ModelAnswer, ...] = ()
+    listing: str = ""
+    """The path at which it lists its models, where it has no earlier one of ``_LISTINGS``."""
     unverified: str = ""
     ask_after: float = 0.0
     """Monotonic seconds."""
@@ -107,17 +127,17 @@ class _Known:
 
 @dataclass
 class AnswerCheck:
-    """Records an answer of a seat's model before its first park, and compares it later."""
+    """Records the answers of a seat's models before its first park, and compares them later."""
 
     engines: EngineHttp
     seconds: float = deadlines.VERIFY_SECONDS
-    """Model seconds for health and answer of a seat, where nothing is learned."""
+    """Model seconds for health and all answers of a seat, where nothing is learned."""
     speed: float = 1.0
     _known: dict[str, _Known] = field(default_factory=dict)
     """By seat."""
 
     async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
-        """The seat with its health, and the answer of the first model that completes the prompt.
+        """The seat with its health and its models' answers; models that answer none of the requests are left out.
 
         An engine that answers nothing is asked again at a park after UNHEARD_SECONDS, so that parks do not wait for it.
         ``patient``: it rehearses. ``unanswered`` is set while it may still compute the first test request.
@@ -137,9 +157,10 @@ class AnswerCheck:
                     if known.health is None or not worse_health(known.health, health):
                         known.health = health
                 known.unverified = ""
-                if known.answer is None and (models := await self._models(seat, deadline)):
-                    known.asked_at = known.asked_at or time.monotonic()
-                    known.answer = await self._first_answer(seat, models, deadline)
+                for model in await self._models(seat, known, deadline):
+                    if all(answer.model != model for answer in known.answers):
+                        known.asked_at = known.asked_at or time.monotonic()
+                        known.answers += await self._first_answer(seat, model, deadline)
         except EngineSilentError as error:
             if known.health is None:
                 if not known.unverified:
@@ -149,7 +170,7 @@ class AnswerCheck:
                 unanswered = f"its engine has not answered the test request yet: {error}"
         return seat.model_copy(
             update={
-                "answer": known.answer,
+                "answers": known.answers,
                 "health": known.health,
                 "unverified": known.unverified,
                 "unanswered": unanswered,
@@ -162,53 +183,75 @@ class AnswerCheck:
         if not self._applies(seat):
             return ""
         deadline = time.monotonic() + deadlines.learned(self._wall(self.seconds), seat.target.usual_seconds)
+        changes = asyncio.create_task(self._changed(seat, deadline))
         try:
             health = await self._health(seat, deadline)
+            if health in _BUSY:  # it may serve one request at a time: each that it refused is asked again alone
+                with contextlib.suppress(_BusyError):
+                    await changes
+                health = await self._health(seat, deadline)
             if worse_health(seat.health, health):
                 return f"its health answers {health}"
-            if seat.answer is not None and (not seat.models or seat.answer.model in seat.models):
-                model, before = seat.answer
-                if (text := await self._ask(seat, model, deadline)) != before:
-                    return f"{model} answers {text!r} and not {before!r}"
+            try:
+                changed = await changes
+            except _BusyError:
+                changed = await self._changed(seat, deadline)
+            if changed:
+                return changed
         except EngineSilentError as error:
-            return str(error) if error.ended or seat.health is not None else ""
+            return str(error) if error.ended or seat.answers or seat.health is not None else ""
         except ValueError as error:
             return str(error)
+        finally:
+            changes.cancel()
+            await asyncio.gather(changes, return_exceptions=True)
         if seat.health is not None:
-            self._known[seat.target.seat] = _Known(seat.target.container_id, seat.health, seat.answer)
+            listing = known.listing if (known := self._known.get(seat.target.seat)) is not None else ""
+            self._known[seat.target.seat] = _Known(seat.target.container_id, seat.health, seat.answers, listing)
         return ""
 
     async def _health(self, seat: SeatProcesses, deadline: float) -> int:
         """The status of its health. Raises EngineSilentError."""
         return (await self.engines.call(seat, "GET", "/health", seconds=_left(deadline))).status
 
-    async def _models(self, seat: SeatProcesses, deadline: float) -> list[str]:
+    async def _changed(self, seat: SeatProcesses, deadline: float) -> str:
+        """How an answer differs from the one before the first park; empty if none does. Raises like ``_ask``."""
+        for before in seat.answers:
+            now = await self._ask(seat, before.model, before.kind, deadline)
+            if changed := difference(before, now, TOLERANCE):
+                return changed
+        return ""
+
+    async def _models(self, seat: SeatProcesses, known: _Known, deadline: float) -> list[str]:
         """The models that answer without being loaded first: of Ollama and llama.cpp those in memory. None of a list in
-        another shape, or that fails."""
-        for path, read_list in _LISTINGS.items():
+        another shape."""
+        absent = True
+        for path in (known.listing,) if known.listing else _LISTINGS:
             reply = await self.engines.call(seat, "GET", path, seconds=_left(deadline))
             if reply.status == 200 and isinstance(reply.body, dict):
+                known.listing = path if absent else ""
                 with contextlib.suppress(*MISSHAPEN):
-                    return read_list(reply.body)
-                break
-            if reply.status >= 500:
-                break
+                    return _LISTINGS[path](reply.body)
+                return []
+            absent = absent and reply.status in (404, 405)  # else it may have the path, and fails
         return []
 
-    async def _first_answer(self, seat: SeatProcesses, models: list[str], deadline: float) -> Answer | None:
-        """Asked for twice: what an engine answers otherwise at once, from its cache, proves nothing later."""
-        for model in models:
-            with contextlib.suppress(ValueError):
-                text = await self._ask(seat, model, deadline)
-                return Answer(model, text) if text == await self._ask(seat, model, deadline) else None
-        return None
+    async def _first_answer(self, seat: SeatProcesses, model: str, deadline: float) -> tuple[ModelAnswer, ...]:
+        for kind in REQUESTS:
+            try:
+                return (await self._ask(seat, model, kind, deadline),)
+            except ValueError:
+                continue
+        return ()
 
-    async def _ask(self, seat: SeatProcesses, model: str, deadline: float) -> str:
+    async def _ask(self, seat: SeatProcesses, model: str, kind: str, deadline: float) -> ModelAnswer:
         """Raises ValueError if the reply is no answer, EngineSilentError without a reply."""
-        reply = await self.engines.call(seat, "POST", PATH, seconds=_left(deadline), body={**GREEDY, "model": model})
+        path, body = REQUESTS[kind]
+        reply = await self.engines.call(seat, "POST", path, seconds=_left(deadline), body={**body, "model": model})
         if reply.status != 200:
-            raise ValueError(f"{PATH} answers {reply.status} for {model}: {reply.text[:200]}")
-        return text_of(reply.body)
+            refused = _BusyError if reply.status in _BUSY else ValueError
+            raise refused(f"{path} answers {reply.status} for {model}: {reply.text[:200]}")
+        return read_answer(model, kind, reply.body)
 
     def _applies(self, seat: SeatProcesses) -> bool:
         return seat.target.verify and bool(seat.target.endpoint)

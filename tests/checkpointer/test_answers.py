@@ -1,7 +1,8 @@
-"""The answer of an engine's model before its first park and after: what is asked, and what counts as the same."""
+"""The answers of an engine's models before its first park and after: what is asked, and what counts as the same."""
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -15,21 +16,62 @@ from aiohttp.test_utils import TestServer
 
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.port import EngineSilentError, SeatProcesses
-from services.checkpointer.core.answers import text_of, worse_health
+from services.checkpointer.core.answers import ModelAnswer, difference, read_answer, worse_health
 from services.checkpointer.engine_http import AnswerCheck, EngineHttp, open_engines
 from services.checkpointer.processes import ProcessIdentity, identify
 
+TIE = {"one": -0.70, "two": -0.72}
 
-@pytest.mark.parametrize("body", [None, [], {"choices": []}, {"choices": [{}]}, {"choices": 3}])
-def test_a_reply_in_another_shape_is_no_answer(body: Any) -> None:
-    with pytest.raises(ValueError, match="no answer"):
-        text_of(body)
+
+def answer(*tokens: str, logprobs: tuple[float, ...] = (), **rest: Any) -> ModelAnswer:
+    return ModelAnswer(model="m", kind="logprobs", tokens=tokens, logprobs=logprobs, **rest)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        (answer("a", "b"), answer("a", "b"), True),
+        (answer("a", "b"), answer("a", "c"), False),
+        (answer("a", "b"), answer("a"), False),
+        (answer("a", logprobs=(-0.5,)), answer("a", logprobs=(-0.55,)), True),
+        (answer("a", logprobs=(-0.5,)), answer("a", logprobs=(-0.7,)), False),
+        (answer("a", logprobs=(-0.5,)), answer("a", logprobs=(math.nan,)), False),
+        (answer("one", logprobs=(-0.7,), likely=(TIE,)), answer("two", "else", logprobs=(-0.7, -9)), True),
+        (answer("one", logprobs=(-0.1,), likely=({"one": -0.1, "two": -3.0},)), answer("two", logprobs=(-0.7,)), False),
+        (answer(vector=(0.5, 0.25)), answer(vector=(0.5, 0.2501)), True),
+        (answer(vector=(0.5, 0.25)), answer(vector=(0.5, -0.25)), False),
+        (answer(vector=(0.5, 0.25)), answer(vector=(0.5, math.nan)), False),
+        (answer(vector=(0.5, 0.25)), answer(), False),
+        (answer(vector=(2**-5,) * 1024), answer(vector=(2**-5 + 1e-4,) * 1024), True),
+        (answer(vector=(2**-5,) * 1024), answer(vector=(2**-5, -(2**-5)) * 512), False),
+        (answer(vector=(2**-5,) * 1024), answer(vector=(0.0,) * 1024), False),
+    ],
+)
+def test_answers_are_the_same_within_the_tolerance(before: ModelAnswer, now: ModelAnswer, same: bool) -> None:
+    assert (difference(before, now, 0.1) == "") == same
+
+
+def completion(logprob: Any, likely: Any = -0.5) -> dict[str, Any]:
+    words = {"tokens": ["a"], "token_logprobs": [logprob], "top_logprobs": [{"a": likely}]}
+    return {"choices": [{"text": "a", "logprobs": words}]}
+
+
+@pytest.mark.parametrize("number", [10**400, math.inf, math.nan, None, "a"], ids=["long", "inf", "nan", "none", "text"])
+def test_a_number_that_no_journal_can_keep_is_no_answer(number: Any) -> None:
+    assert read_answer("m", "logprobs", completion(-0.5)).logprobs == (-0.5,)
+    for kind, body in (
+        ("logprobs", completion(number)),
+        ("logprobs", completion(-0.5, number)),
+        ("embedding", {"data": [{"embedding": [number]}]}),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            read_answer("m", kind, body)
 
 
 class Engine:
-    """A server that plays an engine: ``texts`` by model; ``shape``: text, ollama or none."""
+    """A server that plays an engine: ``texts`` by model; ``shape`` of its answers."""
 
-    def __init__(self, shape: str = "text", **texts: str) -> None:
+    def __init__(self, shape: str = "logprobs", **texts: str) -> None:
         self.shape, self.texts, self.health = shape, texts or {"m": "six seven"}, 200
         self.unloaded: set[str] = set()
         self.keys: list[str | None] = []
@@ -56,13 +98,20 @@ class Engine:
         if path == "/v1/models":
             status = {name: {"value": "unloaded" if name in self.unloaded else "loaded"} for name in texts}
             return web.json_response({"data": [{"id": name, "status": status[name]} for name in texts]})
-        if path == "/v1/completions" and self.shape != "none":
+        if path == "/v1/completions" and self.shape not in ("embedding", "none"):
             body = await request.json()
             self.requests.append(body["model"])
-            assert (body["temperature"], body["max_tokens"]) == (0, 8)
-            if body["model"] not in texts:
-                return web.json_response({"error": "it generates nothing"}, status=400)
-            return web.json_response({"choices": [{"text": texts[body["model"]]}]})
+            if "logprobs" in body and self.shape != "logprobs":
+                return web.json_response({"error": "no log probabilities here"}, status=400)
+            assert body["temperature"] == 0
+            text = texts[body["model"]]
+            tokens = text.split()
+            logprobs = {"tokens": tokens, "token_logprobs": [-0.5] * len(tokens), "top_logprobs": [{} for _ in tokens]}
+            return web.json_response(
+                {"choices": [{"text": text, "logprobs": logprobs if "logprobs" in body else None}]}
+            )
+        if path == "/v1/embeddings" and self.shape == "embedding":
+            return web.json_response({"data": [{"embedding": [float(len(word)) for word in texts["m"].split()]}]})
         return web.Response(status=404)
 
 
@@ -79,52 +128,28 @@ def seat(endpoint: str, root: ProcessIdentity | None = None, **target: Any) -> S
     return SeatProcesses(target=found, group="G0", epoch=1, root=root or identify(os.getpid()), members=())
 
 
-@pytest.mark.parametrize("shape", ["text", "ollama"])
+@pytest.mark.parametrize("shape", ["logprobs", "text", "embedding", "ollama"])
 async def test_another_answer_than_before_the_first_park_is_wrong(shape: str) -> None:
     engine = Engine(shape)
     async with asked(engine) as (check, here):
         parked = await check.recorded(here)
-        assert parked.answer == ("m", "six seven")
-        again = SeatProcesses.model_validate_json(parked.model_dump_json())  # as a journal keeps it
-        assert await check.wrong(again) == ""
-        engine.texts = {"m": "gibberish then"}
-        assert await check.wrong(again) == "m answers 'gibberish then' and not 'six seven'"
-
-
-async def test_the_first_model_that_answers_is_compared_while_it_is_in_memory() -> None:
-    engine = Engine(embeds="", m="six", adapter="sept")
-    completes = engine.answer
-
-    async def embeds(request: web.Request) -> web.Response:
-        if request.path == "/v1/completions" and (await request.json())["model"] == "embeds":
-            return web.Response(status=400)
-        return await completes(request)
-
-    engine.answer = embeds  # type: ignore[method-assign]
-    async with asked(engine) as (check, here):
-        assert (await check.recorded(here)).answer == ("m", "six")
-        engine.paths.clear()
-        assert (await check.recorded(here)).answer == ("m", "six")
-        assert engine.paths == [], "the answer of a container is known, and its health"
-        engine.texts["m"] = "sieben"
-        for models, wrong in (((), True), (("m", "adapter"), True), (("adapter",), False)):
-            parked = (await check.recorded(here)).model_copy(update={"models": models})
-            assert bool(await check.wrong(parked)) is wrong
-
-
-async def test_an_engine_that_answers_otherwise_at_once_proves_nothing_later() -> None:
-    engine = Engine()
-    completes = engine.answer
-
-    async def caches(request: web.Request) -> web.Response:
-        engine.texts = {"m": f"six {len(engine.requests)}"}
-        return await completes(request)
-
-    engine.answer = caches  # type: ignore[method-assign]
-    async with asked(engine) as (check, here):
-        parked = await check.recorded(here)
-        assert (parked.answer, parked.unanswered) == (None, "")
+        assert [one.kind for one in parked.answers] == ["text" if shape == "ollama" else shape]
         assert await check.wrong(parked) == ""
+        engine.texts = {"m": "gibberish then"}
+        assert "m" in await check.wrong(parked)
+
+
+async def test_each_served_model_is_asked_once_and_compared_each_time() -> None:
+    engine = Engine(m="six")
+    async with asked(engine) as (check, here):
+        await check.recorded(here)
+        engine.paths.clear()
+        engine.texts["adapter"] = "sept"
+        parked = await check.recorded(here)
+        assert [one.model for one in parked.answers] == ["m", "adapter"]
+        assert engine.paths == ["/v1/models", "/v1/completions"], "the answers of a container are known, and its health"
+        engine.texts["adapter"] = "six"
+        assert "adapter" in await check.wrong(parked)
 
 
 async def test_an_engine_that_recovered_since_its_first_park_must_stay_healthy() -> None:
@@ -138,14 +163,80 @@ async def test_an_engine_that_recovered_since_its_first_park_must_stay_healthy()
         assert "health answers 503" in await check.wrong(parked)
 
 
-async def test_an_engine_that_is_ill_by_its_own_word_is_asked_for_no_answer() -> None:
-    engine = Engine()
+async def test_health_is_asked_beside_the_answers_and_counts_before_they_come() -> None:
+    class Slow(Engine):
+        """Completions wait for ``serves``, and health for a completion that was asked for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.serves, self.asked = asyncio.Event(), asyncio.Event()
+            self.serves.set()
+
+        async def answer(self, request: web.Request) -> web.Response:
+            if request.path == "/v1/completions":
+                self.asked.set()
+                await self.serves.wait()
+            elif request.path == "/health" and not self.serves.is_set():
+                await self.asked.wait()
+            return await super().answer(request)
+
+    engine = Slow()
+    async with asked(engine) as (check, here):
+        check.seconds = 20.0
+        parked = await check.recorded(here)
+        engine.serves.clear()
+        engine.asked.clear()
+        engine.health = 500
+        wrong = await check.wrong(parked)
+        engine.serves.set()
+        assert "health answers 500" in wrong
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("late", ["/health", "/v1/completions"])
+async def test_an_engine_that_serves_one_request_at_a_time_is_asked_again_alone(late: str, status: int) -> None:
+    class OneAtATime(Engine):
+        """Of the first two requests it refuses ``late``, while the other one is served."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.served: set[str] | None = None
+            self.refused = asyncio.Event()
+
+        async def answer(self, request: web.Request) -> web.Response:
+            if self.served is not None and request.path != late and request.path not in self.served:
+                self.served.add(request.path)
+                await self.refused.wait()
+            elif self.served is not None and not self.refused.is_set():
+                self.refused.set()
+                return web.Response(status=status)
+            return await super().answer(request)
+
+    engine = OneAtATime()
+    async with asked(engine) as (check, here):
+        check.seconds = 20.0
+        parked = await check.recorded(here)
+        engine.served = set()
+        assert await check.wrong(parked) == ""
+        assert engine.refused.is_set()
+        engine.broken = {late}
+        assert "503" in await check.wrong(parked), "refused alone too"
+
+
+async def test_health_is_not_asked_again_beside_an_answer_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.checkpointer.engine_http.FLOOR_WALL_SECONDS", 2.0)
+
+    class Silent(Engine):
+        async def answer(self, request: web.Request) -> web.Response:
+            if request.path == "/v1/completions" and self.health != 200:
+                await asyncio.Event().wait()
+            return await super().answer(request)
+
+    engine = Silent()
     async with asked(engine) as (check, here):
         parked = await check.recorded(here)
-        engine.requests.clear()
-        engine.health = 500
-        assert "health answers 500" in await check.wrong(parked)
-        assert engine.requests == []
+        engine.health, check.speed = 503, 1000.0
+        assert "/v1/completions was not answered" in await check.wrong(parked)
 
 
 async def test_an_answer_that_came_while_the_checkpointer_stood_still_is_no_silence(
@@ -185,15 +276,15 @@ async def test_a_list_that_fails_once_is_asked_for_again() -> None:
         engine.broken = set()
         engine.paths.clear()
         await check.recorded(here)
-        assert engine.paths == ["/api/ps", "/v1/completions", "/v1/completions"]
+        assert engine.paths == ["/api/ps"]
 
 
 async def test_a_model_that_is_not_loaded_is_not_asked() -> None:
     engine = Engine(one="eins", two="zwei")
-    engine.unloaded = {"one"}
+    engine.unloaded = {"two"}
     async with asked(engine) as (check, here):
-        assert (await check.recorded(here)).answer == ("two", "zwei")
-        assert engine.requests == ["two"] * 2
+        assert [one.model for one in (await check.recorded(here)).answers] == ["one"]
+        assert engine.requests == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -218,11 +309,11 @@ def test_a_health_that_is_worse_than_before_the_first_park_is_wrong(
     assert worse_health(before, after) != serves
 
 
-async def test_an_engine_that_is_not_healthy_must_not_serve_also_without_a_recorded_answer() -> None:
+async def test_an_engine_that_is_not_healthy_must_not_serve_also_without_recorded_answers() -> None:
     engine = Engine("none")
     async with asked(engine) as (check, here):
         parked = await check.recorded(here)
-        assert (parked.answer, parked.health, parked.unverified) == (None, 200, "")
+        assert (parked.answers, parked.health, parked.unverified) == ((), 200, "")
         for seat in (parked, here):  # also of a seat whose record was lost
             engine.health = 200
             assert await check.wrong(seat) == ""
@@ -264,6 +355,11 @@ async def test_an_engine_that_answered_before_its_first_park_must_answer_after_i
             gone = parked.model_copy(update={"target": parked.target.model_copy(update={"endpoint": NOWHERE})})
             assert await check.wrong(gone)
             assert (await check.recorded(gone)).health == 200, "a later park does not forget it"
+
+
+async def test_a_record_of_an_earlier_version_proves_that_its_engine_answered() -> None:
+    async with open_engines() as engines:
+        assert await AnswerCheck(engines).wrong(seat(NOWHERE).model_copy(update={"answers": (answer("a"),)}))
 
 
 async def test_a_call_that_is_not_answered_ends_at_its_deadline() -> None:
@@ -370,7 +466,7 @@ async def test_an_engine_that_computes_its_first_test_request_is_not_parked_and_
         assert not rehearsing.done()
         compiled.set()
         found = await rehearsing
-        assert (found.unanswered, found.answer) == ("", ("m", "six seven"))
+        assert (found.unanswered, [answer.model for answer in found.answers]) == ("", ["m"])
         compiled.clear()
         check._known.clear()
         monkeypatch.setattr("services.checkpointer.engine_http.UNANSWERED_SECONDS", 0.0)

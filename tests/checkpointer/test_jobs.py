@@ -13,7 +13,7 @@ import pytest
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError, Note, SeatProcesses
-from services.checkpointer.core.answers import Answer
+from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.failures import SPENT, JobGoal, StepFailedError
 from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
@@ -148,12 +148,12 @@ class MemoryCheck:
 
     async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
         self.asked.append(f"record {seat.target.seat}")
+        answers = (ModelAnswer(model="m", kind="text", tokens=("one",)),)
         unanswered = "" if patient else self.unanswered
-        known = {"answer": Answer("m", "one"), "unanswered": unanswered, "health": self.health}
-        return seat.model_copy(update=known)
+        return seat.model_copy(update={"answers": answers, "unanswered": unanswered, "health": self.health})
 
     async def wrong(self, seat: SeatProcesses) -> str:
-        self.asked.append(f"compare {seat.target.seat} with {seat.answer and seat.answer.text}")
+        self.asked.append(f"compare {seat.target.seat} with {len(seat.answers)}")
         return self.wrong_because
 
 
@@ -580,7 +580,7 @@ async def test_a_seat_is_activated_and_undone_only_with_the_answers_of_its_first
         assert (await stand.do(switch(6, "v"))).park[0].outcome == "active"
         status = await stand.activate(7, "w")
 
-        assert check.asked == ["record w", "record v", "compare v with one", "compare w with one"]
+        assert check.asked == ["record w", "record v", "compare v with 1", "compare w with 1"]
         assert status.outcome == "active"
         assert status.seconds["verify"] >= 0
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.messages import Outcome, SeatOutcome, SeatTarget
-from services.checkpointer.core.answers import Answer
+from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.refusals import moves
 from services.checkpointer.processes import ProcessIdentity
 
@@ -68,8 +68,8 @@ class SeatProcesses(BaseModel):
     """Number of restores of this container that the driver refused, without a success since."""
     models: tuple[str, ...] = ()
     """Of engines that unload: the models in memory at its park, to be loaded again."""
-    answer: Answer | None = None
-    """What its model answered before its first park."""
+    answers: tuple[ModelAnswer, ...] = ()
+    """What its models answered before its first park."""
     health: int | None = None
     """The status that its health answered then; None: it did not."""
     unverified: str = ""
