@@ -230,7 +230,7 @@ _SLOTS_OPTION = re.compile(
     r"[=\s]+([1-9]\d{0,5})(?=\s|$)"
 )
 """Of vLLM, which takes underscores, too, SGLang, TGI, TensorRT-LLM and llama.cpp."""
-_PORT_OPTION = re.compile(r"(?:^|\s)(?:--port|-p)[=\s](\d{1,5})(?=\s|$)")
+_PORT_OPTION = re.compile(r"(?:^|\s)(--port|-p)[=\s](\d{1,5})(?!\d)")
 _SEVERAL = re.compile(r"(?:^|\s)(?:--data[-_]parallel[-_]size|--dp-size|--dp|-dp)[=\s]")
 """With data parallelism the option counts per rank, so that it does not tell the number of the engine."""
 
@@ -254,11 +254,10 @@ def slots_option(container: Mapping[str, Any]) -> dict[str, str]:
     return {MAX_REQUESTS: found[-1]} if found else {}
 
 
-def port_option(container: Mapping[str, Any]) -> int | None:
-    """Return the port that a container's command line names; None: it names none."""
+def port_options(container: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return what may be ports in a container's command line, each with its option; ``-p`` has other meanings, too."""
     words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    found = _PORT_OPTION.findall(" ".join(words))
-    return int(found[-1]) if found else None
+    return [(option, int(port)) for option, port in _PORT_OPTION.findall(" ".join(words))]
 
 
 def backend_option(container: Mapping[str, Any]) -> dict[str, str]:

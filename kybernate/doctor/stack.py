@@ -35,6 +35,8 @@ _5XX = "a 5xx"
 _OF_ANSWERS = {
     "401": "start it without a key of its own: the routers ask their callers for keys (docs/security.md)",
     "429": "let it take more requests, or lower kyb.ai/max-requests of its pod",
+    "405": "it has no such path of OpenAI's API: see its documentation",
+    "a 200": "its log tells what it could not do; callers take the error for an answer",
     "3": "routers follow no redirect: let it answer itself, at the paths of OpenAI's API",
     "404 (": "set kyb.ai/model to the name that it serves, or its --served-model-name to kyb.ai/model",
 }

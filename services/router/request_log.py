@@ -85,6 +85,8 @@ class Faults:
 
     def answered(self, model: str, status: int, now: float, none: str = "", took: float = 0.0) -> None:
         """Take the status of an answer, what was in its place, and the seconds until its first byte."""
+        if none == "429" and now - self._usual.get(model, (0.0, 0.0))[1] < SILENT_SECONDS:
+            return  # it is full, and answers others
         if none:
             self._none[model] = _one_more(self._none.get(model), model, none, now)
             return

@@ -187,8 +187,11 @@ def test_where_the_models_of_kyb_up_itself_do_not_fit_pods_are_asked_for(tmp_pat
 
 @pytest.mark.parametrize(
     ("command", "port"),
-    [("[serve, --port, '9001']", 9001), ("[serve, -p=9001]", 9001), ("[serve, --port, '8000']", 0), ("[serve]", 0)],
-)
+    [
+        ("[serve, --port, '9001']", 9001), ("[serve, --port, '8000']", 0), ("[serve]", 0),
+        ("[sh, -c, 'serve --port 8000; echo --port 9']", 0), ("[llama-server, -p, '5 apples']", 0),
+    ],
+)  # fmt: skip
 def test_a_command_that_names_another_port_than_its_pod_is_told(command: str, port: int, tmp_path: Path) -> None:
     warnings, _ = check_pods(write(tmp_path, COMMAND.replace("[serve]", command)), CONFIG, None)
     text = f"pod qwen: its engine is called at kyb.ai/port, which is 8000, and its command has --port {port}"

@@ -7,6 +7,7 @@ import pytest
 from kybernate.dev.fakes.kubelet.process import ContainerProcess, base_environment
 from kybernate.homes import Homes
 from kybernate.programs import INSTALLED
+from tests.control_groups import any_control_group
 from tests.until import until
 
 
@@ -44,3 +45,14 @@ async def test_what_a_container_sends_into_the_background_is_its_own_and_ends_wi
         os.kill(container.pid, signal.SIGKILL)
     assert await (container.stop(5.0) if stopped else container.wait()) == (143 if stopped else 137)
     assert not Path(f"/proc/{left}/exe").exists(), "a zombie has none"
+
+
+async def test_what_bears_no_mark_ends_with_its_control_group(tmp_path: Path) -> None:
+    """It has a session of its own, and an empty environment."""
+    log = tmp_path / "log"
+    with any_control_group() as cgroups:
+        command = ("/bin/sh", "-c", "env -i setsid sh -c 'echo $$; exec sleep 1000' & sleep 1000")
+        container = await ContainerProcess.start(command, base_environment(), log, cgroups)
+        await until(lambda: log.exists() and log.read_text().strip(), what="it is in the background")
+        assert await container.stop(5.0) == 143
+        assert not Path(f"/proc/{log.read_text().strip()}/exe").exists(), "a zombie has none"

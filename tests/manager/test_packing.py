@@ -8,7 +8,7 @@ from kybernate.messages import ActivateSeat, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
 from services.gpu_manager.core.facts import Ticket
-from services.gpu_manager.core.inputs import StartCalls
+from services.gpu_manager.core.inputs import ForeignProcessesSeen, StartCalls
 from tests.manager.packed import PackedWorld
 from tests.manager.world import GIB
 
@@ -44,6 +44,12 @@ def test_what_its_last_park_measured_beyond_its_declaration_counts_from_then_on(
     packed.wish(a)
     packed.finish()
     assert active(packed) == {a}
+    assert view.free_bytes(packed.node, packed.groups[0]) == 28 * GIB
+
+
+def test_what_the_driver_lists_beyond_a_declaration_counts_at_once(packed: PackedWorld) -> None:
+    (a,) = packed.serving(20)
+    packed.receive(ForeignProcessesSeen((), {packed.managed(a).durable.container_id: 50 * GIB}))
     assert view.free_bytes(packed.node, packed.groups[0]) == 28 * GIB
 
 

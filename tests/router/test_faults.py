@@ -147,6 +147,15 @@ def test_what_is_an_answer_or_counted_as_an_error_is_not_taken_for_none(
     assert no_answer(head, body) == ""
 
 
+async def test_refusals_of_an_engine_that_is_full_and_answers_others_do_not_count(w: World) -> None:
+    engine = await w.seat("s0", "m", SeatState.ACTIVE)
+    await w.ask("m")
+    engine.status, engine.plain = 429, ("application/json", b"{}")
+    for _ in range(FEWEST):
+        await w.ask("m")
+    assert w.router._presence().faults == ()
+
+
 async def test_only_answers_of_an_engine_and_those_that_it_owes_count(w: World) -> None:
     at_engine = Forward(1, "n.s0", "s0", "http://e", 1, 0.0)
     owed = {"": 502, "upstream_failed": 503, "engine_timeout": 504}

@@ -326,6 +326,8 @@ async def test_a_model_is_a_command_line_and_is_removed_by_its_name(tmp_path: Pa
         [made] = yaml.safe_load_all(own.read_text())
         assert made["spec"]["containers"][0]["command"] == list(command)
         assert made["metadata"]["annotations"]["kyb.ai/backend"] == "restart"
+        shell = ("sh", "-c", "serve --port 9001; mkdir -p 1")
+        assert "kyb.ai/port: '9001'" in adding.pod_of("b", shell, "kyb.ai/gpu-1x-seat", fakes=True)
         with pytest.raises(CliError, match=r"names no port, and each engine needs its own; write: .*--port \d+"):
             await asyncio.to_thread(adding.add_command, stack, "b", ("llama-server", "-m", "q.gguf"))
         with pytest.raises(

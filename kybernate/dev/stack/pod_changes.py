@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from kybernate import files
-from kybernate.annotations import BACKEND, MODEL, PORT, backend_option, port_option
+from kybernate.annotations import BACKEND, MODEL, PORT, backend_option, port_options
 from kybernate.cli.output import CliError
 from kybernate.config import load
 from kybernate.config_errors import ConfigError
@@ -77,7 +77,8 @@ def pod_of(model: str, command: Sequence[str], resource: str, *, fakes: bool) ->
 
     ``fakes``: GPUs on which no process of CUDA can be parked; the engine is then parked by restart.
     """
-    port = port_option({"command": command})
+    ports = dict(port_options({"command": command}))
+    port = ports.get("--port", ports.get("-p"))
     if port is None:
         remedy = f"kyb add {model} -- {shlex.join(command)} --port {free_port()}"
         raise CliError(f"{model}: the command names no port, and each engine needs its own; write: {remedy}", 2)

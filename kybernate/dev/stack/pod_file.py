@@ -19,7 +19,7 @@ from kybernate.annotations import (
     group_problem,
     misplaced,
     parse,
-    port_option,
+    port_options,
     tier_problem,
     whole_gpus,
     with_options,
@@ -80,13 +80,15 @@ def engine_ports(pods: Sequence[StackPod]) -> dict[int, str]:
 
 
 def other_ports(pods: Sequence[StackPod]) -> list[str]:
-    """Pods whose engine's command line names another port than the one at which it is called."""
-    return [
-        f"pod {pod.name}: its engine is called at {PORT}, which is {pod.port}, and its command has --port {port}"
-        for pod in pods
-        for one in pod.manifest["spec"]["containers"]
-        if one["name"] == pod.container and (port := port_option(one)) not in (None, pod.port)
-    ]
+    """Pods whose engine's command line names only other ports than the one at which it is called."""
+    found = list[str]()
+    for pod in pods:
+        what = f"pod {pod.name}: its engine is called at {PORT}, which is {pod.port}, and its command has"
+        for one in pod.manifest["spec"]["containers"]:
+            ports = port_options(one) if one["name"] == pod.container else []
+            if pod.port not in {port for _, port in ports}:
+                found += [f"{what} {option} {port}" for option, port in ports if option == "--port"]
+    return found
 
 
 def check_seats(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:

@@ -348,7 +348,7 @@ class ManagedSeat:
         nothing where seats share memory."""
         if group.slots == 1 or (group.profile.packs and not (self.pod and self.pod.vram_bytes)):
             return 0
-        return self.known_bytes
+        return max(self.known_bytes, self.used_bytes if group.profile.packs else 0)
 
     def reserved_bytes(self, memory_bytes: int, on: Group | None = None, *, granted: bool = False) -> int:
         """VRAM to reserve on each GPU of its group, or of ``on``; of a holder at least what its lease reserves.

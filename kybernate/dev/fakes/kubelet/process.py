@@ -130,10 +130,16 @@ class ContainerProcess:
         """End what has outlived the first process, as the end of a pid namespace does; True once nothing is left."""
         if kill_left_over(self.mark, CONTAINER):
             return False
-        with contextlib.suppress(OSError):
-            if self.cgroup is not None:
-                self.cgroup.rmdir()
-        return self.cgroup is None or not self.cgroup.exists()
+        if self.cgroup is None:
+            return True
+        try:
+            self.cgroup.rmdir()
+        except OSError:  # also what bears no mark
+            for pid in (self.cgroup / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            return False
+        return True
 
 
 def _free(address: str, port: int) -> bool:
