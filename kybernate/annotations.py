@@ -230,7 +230,6 @@ _SLOTS_OPTION = re.compile(
     r"[=\s]+([1-9]\d{0,5})(?=\s|$)"
 )
 """Of vLLM, which takes underscores, too, SGLang, TGI, TensorRT-LLM and llama.cpp."""
-_PORT_OPTION = re.compile(r"(?:^|\s)(--port|-p)[=\s](\d{1,5})(?!\d)")
 _SEVERAL = re.compile(r"(?:^|\s)(?:--data[-_]parallel[-_]size|--dp-size|--dp|-dp)[=\s]")
 """With data parallelism the option counts per rank, so that it does not tell the number of the engine."""
 
@@ -248,16 +247,9 @@ def with_options(
 
 def slots_option(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotation ``kyb.ai/max-requests`` that a container's command line implies; empty if there is none."""
-    words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    line = " ".join(words)
+    line = " ".join(str(word) for part in ("command", "args") for word in container.get(part) or ())
     found = [] if _SEVERAL.search(line) else _SLOTS_OPTION.findall(line)
     return {MAX_REQUESTS: found[-1]} if found else {}
-
-
-def port_options(container: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return what may be ports in a container's command line, each with its option; ``-p`` has other meanings, too."""
-    words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    return [(option, int(port)) for option, port in _PORT_OPTION.findall(" ".join(words))]
 
 
 def backend_option(container: Mapping[str, Any]) -> dict[str, str]:

@@ -260,7 +260,8 @@ def wrong_kind(error: ErrorDetails) -> tuple[str, str]:
     bound = next((context[name] for name in ("ge", "gt", "le", "lt") if name in context), None)
     if bound is not None:
         words = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
-        return "is out of range", f"it must be {words.get(kind, 'below')} {_number(bound)}"
+        bound = f"{bound:g}" if isinstance(bound, float) else bound
+        return "is out of range", f"it must be {words.get(kind, 'below')} {bound}"
     if kind == "finite_number":
         return "is not a finite number", "write a number"
     if kind == "literal_error":
@@ -292,10 +293,6 @@ def _shown(value: object) -> str:
     """As a person wrote it; text alone has quotes."""
     text = repr(value) if isinstance(value, (str, float)) else json.dumps(value, default=str).replace('"', "'")
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _number(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _keys(model: type[BaseModel], place: Iterable[str | int]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.config import ConfigError, load
-from kybernate.doctor.outside import from_outside, status_of
+from kybernate.doctor.outside import from_outside
 from kybernate.node.host_memory import available_bytes
 from kybernate.tls import key_of
 
@@ -97,7 +97,9 @@ def _silence(seat: dict[str, Any]) -> str:
     parts = urlsplit(str(seat["endpoint"]))
     try:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ENGINE_SECONDS)
-        status = status_of(connection, "/health")
+        with contextlib.closing(connection):
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
     return f"HTTP {status}" if status >= 500 else ""

@@ -57,10 +57,3 @@ def _without_a_model(connection: http.client.HTTPConnection) -> tuple[int, objec
             code = error.get("code") if isinstance(error, dict) else None
             return answer.status, isinstance(code, str)  # an engine's is a number
         return answer.status, None
-
-
-def status_of(connection: http.client.HTTPConnection, path: str) -> int:
-    """Of an answer."""
-    with contextlib.closing(connection):
-        connection.request("GET", path)
-        return connection.getresponse().status

@@ -1,5 +1,8 @@
 """Callers' connections: how many may be open, and the descriptors for them."""
 
+import asyncio
+import ctypes
+import gc
 import resource
 from collections.abc import Callable
 
@@ -12,6 +15,9 @@ OTHER_FILES = 400
 
 FEW_CONNECTIONS = 256
 """Fewer are a fault."""
+
+MANY = 1000
+"""Open connections after whose end the system gets back what they took."""
 
 
 def most_connections(asked: int) -> tuple[int, str | None]:
@@ -35,7 +41,7 @@ class ConnectionLimits(AcceptLimits):
         super().__init__(rejected)
         self._most, self.few = most_connections(asked)
         share = most_per_address if self._most >= asked else min(most_per_address, max(1, self._most // 2))
-        self._most_per_address, self.open = share, 0
+        self._most_per_address, self.open, self._peak = share, 0, 0
 
     def enter(self, address: str, one: Accepted, /) -> RouterError | None:
         """Count a new connection; return why it is refused, or None."""
@@ -47,9 +53,19 @@ class ConnectionLimits(AcceptLimits):
             text = f"{self._by_address[address]} connections of {address} are open, the most that it may have"
             return RouterError(429, "too_many_connections", f"{text}; close some, or reuse them", 1)
         self.open += 1
+        self._peak = max(self._peak, self.open)
         return super().enter(address, one)
 
     def leave(self, address: str, one: Accepted, /) -> None:
         """Forget a connection that was counted."""
         self.open -= 1
+        if self._peak >= MANY and self.open < self._peak / 2:
+            self._peak = self.open
+            asyncio.get_running_loop().call_later(1.0, _give_back)
         super().leave(address, one)
+
+
+def _give_back() -> None:
+    """Free the cycles of asyncio's transports, then what is free in glibc's heap; it keeps that otherwise."""
+    gc.collect()
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)

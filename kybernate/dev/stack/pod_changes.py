@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from kybernate import files
-from kybernate.annotations import BACKEND, MODEL, PORT, backend_option, port_options
+from kybernate.annotations import BACKEND, MODEL, PORT, backend_option
 from kybernate.cli.output import CliError
 from kybernate.config import load
 from kybernate.config_errors import ConfigError
@@ -35,7 +35,7 @@ from kybernate.dev.stack.options import (
     check_unchanged,
     content,
 )
-from kybernate.dev.stack.pod_file import StackPod, engine_ports, load_pods, other_ports
+from kybernate.dev.stack.pod_file import StackPod, engine_ports, load_pods, other_ports, port_options
 from kybernate.engines import RESTART
 
 _EMPTY = "# Pods of kyb up, one seat each: kyb add\n"

@@ -3,6 +3,7 @@
 Only what Kybernate needs is looked at here; everything else of a Pod is kept as it is.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from kybernate.annotations import (
     group_problem,
     misplaced,
     parse,
-    port_options,
     tier_problem,
     whole_gpus,
     with_options,
@@ -31,6 +31,7 @@ from kybernate.topology import Group
 
 _WORKLOADS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet")
 """What makes pods, a DaemonSet one on each node."""
+_PORT_OPTION = re.compile(r"(?:^|\s)(--port|-p)[=\s](\d{1,5})(?!\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,12 @@ def load_pods(
 def engine_ports(pods: Sequence[StackPod]) -> dict[int, str]:
     """Ports of the machine that engines have, each with its pod."""
     return {pod.port: pod.name for pod in pods if (pod.manifest.get("spec") or {}).get("hostNetwork")}
+
+
+def port_options(container: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return what may be ports in a container's command line, each with its option; ``-p`` has other meanings, too."""
+    words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
+    return [(option, int(port)) for option, port in _PORT_OPTION.findall(" ".join(words))]
 
 
 def other_ports(pods: Sequence[StackPod]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from kybernate.levels import Loads
@@ -105,7 +106,7 @@ def overview(cluster: Cluster, now: float, query: SeatQuery | None = None) -> di
     body = {
         "seats": [_seat(row, cluster, now) for row in rows],
         "models": [_model(name, found, loads, now) for name, found in _by_model(rows).items()],
-        "nodes": [_node(name, of, sorted(machines.get(name, {}).values(), key=_place)) for name, of in shown.items()],
+        "nodes": [_node(name, of, machines.get(name, {}).values()) for name, of in shown.items()],
     }
     return body | ({"next": max(shown)} if more else {})
 
@@ -114,10 +115,6 @@ def _seat(row: SeatRecord, cluster: Cluster, now: float) -> dict[str, Any]:
     alone = len(cluster.seats.models.get(row.model, ())) == 1
     load = cluster.loads.of(row.model, row.seat, now, unassigned=alone)
     return row.model_dump(mode="json") | {"waiting": load.waiting, "in_flight": load.in_flight}
-
-
-def _place(gpu: GpuRecord) -> tuple[int, str]:
-    return gpu.index, gpu.gpu
 
 
 def _model(name: str, records: list[SeatRecord], loads: Loads, now: float) -> dict[str, Any]:
@@ -131,13 +128,13 @@ def _model(name: str, records: list[SeatRecord], loads: Loads, now: float) -> di
     }
 
 
-def _node(name: str, records: list[SeatRecord], gpus: list[GpuRecord]) -> dict[str, Any]:
+def _node(name: str, records: list[SeatRecord], gpus: Iterable[GpuRecord]) -> dict[str, Any]:
     groups: dict[str, list[SeatRecord]] = {}
     for record in sorted(records, key=lambda record: record.seat):
         groups.setdefault(record.group or record.home_group, []).append(record)
     return {
         "node": name,
-        "gpus": [gpu.model_dump(mode="json") for gpu in gpus],
+        "gpus": [gpu.model_dump(mode="json") for gpu in sorted(gpus, key=attrgetter("index", "gpu"))],
         "groups": [
             {
                 "group": group,
